@@ -1,0 +1,86 @@
+package openai
+
+import "fmt"
+
+// Kind is the shape of a route's request and response bodies.
+type Kind uint8
+
+// The kinds. Pooling stands for every other JSON route that runs a model (score,
+// rerank, classify, pooling and their twins), read generically; Audio for the
+// transcription and translation forms and for JSON bodies of the speech route.
+const (
+	Chat Kind = iota
+	Completion
+	Embedding
+	Response
+	Message
+	CountTokens
+	Tokenize
+	Detokenize
+	Pooling
+	Audio
+)
+
+// Request is what one pass over a body finds. It refers to the body by offsets only,
+// so it stays valid however long the body lives.
+type Request struct {
+	Model      string
+	HasModel   bool // false where the field is absent, null or ""
+	Stream     bool
+	WantsUsage bool  // stream_options.include_usage is true
+	Continuous bool  // stream_options.continuous_usage_stats is true
+	MaxOutput  int64 // the larger of max_tokens, max_completion_tokens and max_output_tokens; -1 where none is set
+	Sequences  int64 // completions that will be generated: the larger of n and best_of, times the prompts of a completion; at least 1
+
+	InputBytes  int64 // decoded bytes of text that becomes prompt tokens; never media payloads
+	InputTokens int64 // prompt tokens given as ids
+	FileBytes   int64 // size of the files of a multipart form
+	Images      int   // parts billed flat, documents included
+	Audio       int
+	Video       int
+	Inputs      int64 // prompts, embedding inputs or documents; at least 1
+
+	PreviousResponseID string
+	Background         bool
+	User               string
+
+	spans spans
+}
+
+// InputError says why a body was refused. Offset is the byte at which it went wrong,
+// Field the name of the field concerned ("" where there is none).
+type InputError struct {
+	Offset  int64
+	Field   string
+	Problem string
+}
+
+// Error names the field, the byte offset and the remedy.
+func (e *InputError) Error() string {
+	if e.Field == "" {
+		return fmt.Sprintf("at byte %d: %s", e.Offset, e.Problem)
+	}
+	return fmt.Sprintf("%s (at byte %d): %s", e.Field, e.Offset, e.Problem)
+}
+
+// Usage is what the upstream says that a request consumed, in tokens. Input includes
+// CachedInput and CacheWrite; Output includes Reasoning.
+type Usage struct {
+	Input, CachedInput, CacheWrite, Output, Reasoning int64
+
+	AudioSeconds int64 // transcriptions are reported in seconds, not in tokens
+	Known        bool  // both token figures were reported
+}
+
+// Failure is an error that the upstream reported inside a body or stream.
+type Failure struct{ Message, Type, Code string }
+
+// Frame is one server-sent event with its blank line, or a stretch of one that is
+// longer than MaxFrame. Raw is valid during the call of emit only.
+type Frame struct {
+	Raw  []byte
+	Last bool // [DONE], message_stop, response.completed, failed or incomplete
+}
+
+// MaxFrame bounds the memory that a stream holds, in bytes.
+const MaxFrame = 1 << 20
