@@ -1,0 +1,204 @@
+package openai
+
+import (
+	"bytes"
+	"fmt"
+)
+
+// spans are the offsets that Edit needs; 0 stands for "not there", since no value of a
+// member starts at 0.
+type spans struct {
+	kind  Kind
+	form  bool // a multipart form
+	open  int  // behind the brace that opens the body
+	empty bool
+
+	model                  span
+	stream                 span
+	options                span // stream_options, when it is an object or null
+	usage                  span // …include_usage
+	continuous             span // …continuous_usage_stats
+	noOptions, nullOptions bool // stream_options is {}; is null
+}
+
+type span struct{ start, end int }
+
+// interpreted are the names of the top level whose meaning the meter knows. A name that
+// differs from one of them in case only is refused: some servers would take it for it.
+var interpreted = [...]string{
+	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
+	"n", "best_of", "user", "previous_response_id", "background",
+}
+
+// top reads a member of the body itself.
+func (m *meter) top(name []byte, v int) int {
+	m.field = clip(name)
+	r := &m.req
+	switch string(name) {
+	case "model":
+		end := m.identity(v, &r.Model)
+		r.HasModel, r.spans.model = r.Model != "", span{v, end}
+		return end
+	case "user":
+		return m.identity(v, &r.User)
+	case "previous_response_id":
+		return m.identity(v, &r.PreviousResponseID)
+	case "stream":
+		end := m.flag(v, m.field, &r.Stream)
+		r.spans.stream = span{v, end}
+		return end
+	case "background":
+		return m.flag(v, m.field, &r.Background)
+	case "stream_options":
+		return m.options(v)
+	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		return m.number(v, &r.MaxOutput, maxExact)
+	case "n":
+		return m.number(v, &m.n, maxSequences)
+	case "best_of":
+		return m.number(v, &m.bestOf, maxSequences)
+	}
+	if folds(name) {
+		return m.fail(v, m.field, "differs from a known field in case only; write the name in lower case")
+	}
+	at := m.placeOf(name)
+	if c := m.body[v]; at >= inPrompt && at <= inEmbeds && c != '[' {
+		if ids := false; c == '"' || c == '{' {
+			m.input(v, at, &ids)
+		}
+	}
+	return m.value(v, at)
+}
+
+// folds tells whether name is an interpreted one in other case. Plain lower-case names,
+// which nearly all are, do not reach the comparison.
+func folds(name []byte) bool {
+	for _, c := range name {
+		if c >= 'A' && c <= 'Z' || c >= 0x80 {
+			for _, known := range interpreted {
+				if bytes.EqualFold(name, []byte(known)) {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	return false
+}
+
+// placeOf says what an uninterpreted member of the top level holds. Unknown fields
+// count as text: too high an estimate is settled back, too low a one lets a caller pass.
+func (m *meter) placeOf(name []byte) place {
+	switch string(name) {
+	case "messages":
+		return inMessage
+	case "input":
+		if m.kind == Response {
+			return inMessage
+		}
+		return inPrompt
+	case "system", "instructions":
+		return inContent
+	case "prompt", "tokens", "token_ids", "prompt_token_ids", "text_2", "items", "data_2":
+		return inPrompt
+	case "documents":
+		if m.kind == Pooling {
+			return inPrompt
+		}
+		return inSchema
+	case "query", "queries", "text_1", "data_1":
+		return inQuery
+	case "prompt_embeds":
+		return inEmbeds
+	case "tools", "functions", "response_format", "structured_outputs", "guided_json", "guided_grammar",
+		"output_config", "text", "chat_template_kwargs":
+		return inSchema
+	case "metadata", "request_id", "cache_salt", "prompt_cache_key", "safety_identifier", "service_tier",
+		"encoding_format", "logit_bias", "kv_transfer_params", "mm_processor_kwargs", "tool_choice",
+		"reasoning", "reasoning_effort", "include", "truncation", "thinking", "vllm_xargs":
+		return inSkip
+	}
+	return inText
+}
+
+// identity reads a string or null.
+func (m *meter) identity(v int, into *string) int {
+	end := skipValue(m.body, v)
+	switch raw := m.body[v:end]; {
+	case isNull(raw):
+	case !isString(raw):
+		return m.fail(v, m.field, "must be a string")
+	case len(raw) > maxIdentity+2:
+		return m.fail(v, m.field, fmt.Sprintf("must be at most %d bytes long", maxIdentity))
+	default:
+		*into = unquote(raw)
+	}
+	return end
+}
+
+// flag reads true, false or null. Servers also coerce 1 and "true", each in its own way.
+func (m *meter) flag(v int, field string, into *bool) int {
+	end := skipValue(m.body, v)
+	switch string(m.body[v:end]) {
+	case "true":
+		*into = true
+	case "false", "null":
+	default:
+		return m.fail(v, field, "must be true or false, without quotes")
+	}
+	return end
+}
+
+// number reads a whole number or null and raises into to it. Servers also coerce "16"
+// and true, each in its own way.
+func (m *meter) number(v int, into *int64, limit int64) int {
+	c := m.body[v]
+	if c == 'n' {
+		return skipScalar(m.body, v)
+	}
+	if c != '-' && (c < '0' || c > '9') {
+		return m.fail(v, m.field, "must be a whole number, without quotes")
+	}
+	end := skipScalar(m.body, v)
+	x, problem := integer(m.body[v:end])
+	if problem != "" {
+		return m.fail(v, m.field, problem)
+	}
+	if x > limit {
+		return m.fail(v, m.field, fmt.Sprintf("must be at most %d", limit))
+	}
+	*into = max(*into, x)
+	return end
+}
+
+// options reads stream_options.
+func (m *meter) options(v int) int {
+	s := &m.req.spans
+	switch m.body[v] {
+	case 'n':
+		s.options, s.nullOptions = span{v, skipScalar(m.body, v)}, true
+		return s.options.end
+	case '{':
+		s.noOptions = m.body[skipSpace(m.body, v+1)] == '}'
+		end := m.value(v, inOptions)
+		s.options = span{v, end}
+		return end
+	}
+	return m.fail(v, m.field, "must be an object")
+}
+
+// option reads a member of stream_options.
+func (m *meter) option(name []byte, v int) int {
+	r := &m.req
+	switch string(name) {
+	case "include_usage":
+		end := m.flag(v, "stream_options.include_usage", &r.WantsUsage)
+		r.spans.usage = span{v, end}
+		return end
+	case "continuous_usage_stats":
+		end := m.flag(v, "stream_options.continuous_usage_stats", &r.Continuous)
+		r.spans.continuous = span{v, end}
+		return end
+	}
+	return m.value(v, inSkip)
+}
