@@ -1,0 +1,224 @@
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"headgate/limiter"
+	"headgate/proxy/openai"
+)
+
+// reservation is what an exchange holds of its limits, from admission to settlement.
+// Every one ends exactly once; open says whether it still has to.
+type reservation struct {
+	open         bool
+	refusedModel bool // the last refusal was of a limit on the model
+	n            int
+	limits       [limiter.MaxCharges]*Limit
+	charges      [limiter.MaxCharges]limiter.Charge
+	decisions    [limiter.MaxCharges]limiter.Decision
+
+	inTokens, outTokens, nanoUSD int64 // as estimated
+}
+
+// admit reserves what the request may cost of all its limits, or nothing. Requests,
+// slots, tokens and dollars are taken in one step, so that a refusal by the dearest
+// never shows in the cheapest.
+func (x *exchange) admit() error {
+	x.estimate()
+	x.charge(func(*Limit) bool { return true })
+	return x.take()
+}
+
+// chargeMalformed lets a request that cannot be served cost its `requests` units, so
+// that a client stuck on it is slowed, and nothing else. It returns err, or the refusal.
+func (x *exchange) chargeMalformed(err error) error {
+	if e := asError(err); !e.malformed {
+		return err
+	}
+	x.model = nil
+	x.charge(func(l *Limit) bool { return l.Unit == Requests && l.Scope&ScopeModel == 0 })
+	if refused := x.take(); refused != nil {
+		return refused
+	}
+	x.settle(outcomeMalformed)
+	return err
+}
+
+// admitRequest charges a request that runs no model: its requests and its slot.
+func (x *exchange) admitRequest() error {
+	x.charge(func(l *Limit) bool {
+		return (l.Unit == Requests || l.Unit == Concurrency) && (x.model != nil || l.Scope&ScopeModel == 0)
+	})
+	return x.take()
+}
+
+// estimate fills in what the answer may cost at most, or at the 90th percentile of
+// what this caller's answers from this model took.
+func (x *exchange) estimate() {
+	r := &x.res
+	r.inTokens, r.outTokens, r.nanoUSD = 0, 0, 0
+	if !x.route.metered {
+		return
+	}
+	r.inTokens = x.p.est.input(x.model, &x.in)
+	if x.route.generate {
+		r.outTokens = x.p.est.output(x.caller.KeyID, x.model, &x.in, r.inTokens)
+	}
+	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), 0)
+}
+
+// charge names the buckets of the limits that keep lets through.
+func (x *exchange) charge(keep func(*Limit) bool) {
+	r := &x.res
+	r.n = 0
+	if x.user == "" {
+		x.user = "key:" + x.caller.KeyID
+	}
+	for i := range x.caller.Limits {
+		l := &x.caller.Limits[i]
+		if !keep(l) || r.n == len(r.charges) {
+			continue
+		}
+		r.limits[r.n] = l
+		r.charges[r.n] = limiter.Charge{
+			Key: l.key(x), Limit: l.Spec, Cost: l.Unit.cost(r.inTokens, r.outTokens, r.nanoUSD), Oversize: l.Oversize, Shadow: l.Shadow,
+		}
+		r.n++
+	}
+}
+
+// take takes the charges, waiting where the limits say so. While it waits it holds nothing.
+func (x *exchange) take() error {
+	r := &x.res
+	var waited time.Duration
+	for {
+		i := x.p.cfg.Limits.Take(x.p.Now(), r.charges[:r.n], r.decisions[:r.n])
+		if i == -1 {
+			r.open, r.refusedModel = true, false
+			x.p.met.admitted(x)
+			return nil
+		}
+		if i < 0 {
+			return newError(http.StatusServiceUnavailable, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)
+		}
+		l, d := r.limits[i], r.decisions[i]
+		r.refusedModel = l.Scope&ScopeModel != 0
+		if d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited || l.Wait == 0 {
+			x.p.met.refused(l)
+			return errLimit(l, d, r.charges[i].Cost)
+		}
+		if err := x.hold(d.RetryAfter); err != nil {
+			return err
+		}
+		waited += d.RetryAfter
+	}
+}
+
+// hold waits d. The number of those who wait at once is bounded.
+func (x *exchange) hold(d time.Duration) error {
+	if x.p.waiters.Add(1) > maxWaiters {
+		x.p.waiters.Add(-1)
+		return newError(http.StatusTooManyRequests, "over_capacity", "%d requests wait for their limits already", maxWaiters).retry(time.Second)
+	}
+	defer x.p.waiters.Add(-1)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-x.r.Context().Done():
+		return context.Cause(x.r.Context())
+	}
+}
+
+// outcome says how an exchange ended, as far as its limits are concerned.
+type outcome uint8
+
+const (
+	outcomeFailed    outcome = iota // never reached a backend's model, or failed there: requests stay spent
+	outcomeRefused                  // not the caller's doing: as if it had never come
+	outcomeMalformed                // the caller's: requests stay spent
+	outcomeAnswered                 // answered, wholly or in part: what usage says
+	outcomeUnknown                  // a backend worked on it and nobody knows how long: what was reserved
+)
+
+// settle ends the reservation. Only the first call counts.
+func (x *exchange) settle(o outcome) {
+	r := &x.res
+	if !r.open {
+		return
+	}
+	r.open = false
+	var in, out, usd int64
+	switch o {
+	case outcomeAnswered:
+		u := x.answer.usage
+		in, out = u.Input, u.Output
+		usd = x.model.Cost(u, int64(x.in.Images), u.AudioSeconds)
+	case outcomeUnknown:
+		in, out, usd = r.inTokens, r.outTokens, r.nanoUSD
+	}
+	x.answer.inTokens, x.answer.outTokens, x.answer.nanoUSD = in, out, usd
+	var actual [limiter.MaxCharges]int64
+	for i, l := range r.limits[:r.n] {
+		switch {
+		case l.Unit == Concurrency || o == outcomeRefused:
+		case l.Unit == Requests:
+			actual[i] = r.charges[i].Cost
+		default:
+			actual[i] = l.Unit.cost(in, out, usd)
+		}
+	}
+	x.p.cfg.Limits.Settle(x.p.Now(), r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
+	x.p.met.settled(x, in+out, usd)
+}
+
+// Explanation says whether a request would be admitted now, and why.
+type Explanation struct {
+	Admitted bool           `json:"admitted"`
+	Refused  string         `json:"refused_by,omitempty"`
+	Limits   []ExplainLimit `json:"limits"`
+	Input    int64          `json:"input_tokens"`
+	Output   int64          `json:"output_tokens"`
+	NanoUSD  int64          `json:"nano_usd"`
+}
+
+// ExplainLimit is one limit's part of an Explanation; amounts in the unit, nano-dollars for usd.
+type ExplainLimit struct {
+	Name         string `json:"name"`
+	Scope        string `json:"scope"`
+	Unit         string `json:"unit"`
+	Cost         int64  `json:"cost"`
+	Remaining    int64  `json:"remaining"`
+	Admitted     bool   `json:"admitted"`
+	Shadow       bool   `json:"shadow,omitempty"`
+	RetryAfterMS int64  `json:"retry_after_ms,omitempty"` // -1: waiting is useless
+}
+
+// Explain decides on a request of c for in and out tokens of a model, without charging it.
+func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanation, error) {
+	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: user}
+	if x.model = x.mayUse(model); x.model == nil {
+		return Explanation{}, errModel(model)
+	}
+	r := &x.res
+	r.inTokens, r.outTokens = in, out
+	r.nanoUSD = x.model.Cost(openai.Usage{Input: in, Output: out, Known: true}, 0, 0)
+	x.charge(func(*Limit) bool { return true })
+	i := p.cfg.Limits.Peek(p.Now(), r.charges[:r.n], r.decisions[:r.n])
+	e := Explanation{Admitted: i == -1, Input: in, Output: out, NanoUSD: r.nanoUSD}
+	if i >= 0 {
+		e.Refused = r.limits[i].Name
+	}
+	for j, l := range r.limits[:r.n] {
+		d := r.decisions[j]
+		el := ExplainLimit{Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: r.charges[j].Cost, Remaining: d.Remaining, Admitted: d.Admitted, Shadow: l.Shadow}
+		if el.RetryAfterMS = ceilDiv(int64(d.RetryAfter), int64(time.Millisecond)); d.RetryAfter == limiter.Never {
+			el.RetryAfterMS = -1
+		}
+		e.Limits = append(e.Limits, el)
+	}
+	return e, nil
+}

@@ -1,0 +1,195 @@
+package proxy
+
+import (
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"headgate/limiter"
+	"headgate/proxy/openai"
+)
+
+// Snapshot is what one policy revision means to the front door. It is immutable:
+// a request works with the one it started with, so that a policy change in
+// mid-flight cannot settle under other names than it reserved under.
+type Snapshot struct {
+	Revision uint64
+	// Lookup finds the caller of a key by the SHA-256 of the whole key. It is safe
+	// for concurrent use, compares in constant time and returns revoked and expired
+	// callers too, which authenticate tells apart from unknown ones.
+	Lookup func(hash [32]byte) (*Caller, bool)
+	// Models by public name; aliases point to the same Model.
+	Models map[string]*Model
+	// ModelNames in the policy's order, for listings and for requests that name none.
+	ModelNames []string
+}
+
+// Caller is who a key resolves to. It is shared between requests and never changed.
+type Caller struct {
+	KeyID, Tenant string
+	User          string // bound to the key; "" leaves the key itself as the user
+	Plan          string
+	Tier          int
+	Class         Class
+
+	Revoked   bool
+	Suspended bool      // the tenant is
+	Expires   time.Time // zero: never
+
+	Models     map[string]bool // nil: all
+	Routes     map[string]bool // nil: all; route names as in routes.go
+	Surfaces   map[string]bool // nil: none may be named
+	AnySurface bool
+	AssertUser bool
+
+	Limits   []Limit // cheapest first; at most limiter.MaxCharges
+	Timeout  time.Duration
+	Content  bool          // prompts and answers may be kept: see ContentLog
+	LastUsed *atomic.Int64 // Unix seconds; kept across snapshots
+}
+
+// Limit is one limit as it applies to a caller.
+type Limit struct {
+	Name     string
+	Bucket   string // the bucket's name: Name, qualified by the plan where tenants share it
+	Scope    Scope
+	Unit     Unit
+	Spec     *limiter.Limit
+	Wait     time.Duration // hold a request that will conform within it instead of refusing
+	Shadow   bool
+	Oversize limiter.Oversize
+}
+
+// Model is a served model with its prices bound in.
+type Model struct {
+	Name          string
+	Upstream      string // the name that the backends know
+	Backends      []string
+	Context       int64 // tokens; 0: unknown
+	DefaultOutput int64 // tokens reserved for an answer without a cap
+	ImageTokens   int64 // flat, per part
+	AudioTokens   int64
+	BytesPerToken int64 // thousandths; where the learned ratio starts
+	Fallback      []string
+	// Cost prices one answer in nano-dollars, rounded up once.
+	Cost func(u openai.Usage, images, audio int64) int64
+}
+
+// Scope is the set of identities that a limit is keyed on (DESIGN: key, user, org,
+// model, global and combinations).
+type Scope uint8
+
+// The scopes. ScopeGlobal is the empty combination: one bucket for everybody.
+const (
+	ScopeKey Scope = 1 << iota
+	ScopeUser
+	ScopeOrg
+	ScopeModel
+	ScopeGlobal Scope = 0
+)
+
+// String gives the policy's spelling, parts joined by +.
+func (s Scope) String() string {
+	if s == ScopeGlobal {
+		return "global"
+	}
+	var parts []string
+	for _, p := range [...]struct {
+		bit  Scope
+		name string
+	}{{ScopeKey, "key"}, {ScopeUser, "user"}, {ScopeOrg, "org"}, {ScopeModel, "model"}} {
+		if s&p.bit != 0 {
+			parts = append(parts, p.name)
+		}
+	}
+	return strings.Join(parts, "+")
+}
+
+// Unit is what a limit counts.
+type Unit uint8
+
+// The units. USD counts nano-dollars.
+const (
+	Requests Unit = iota
+	Concurrency
+	Tokens
+	InputTokens
+	OutputTokens
+	USD
+)
+
+// String gives the policy's spelling.
+func (u Unit) String() string {
+	return [...]string{"requests", "concurrency", "tokens", "input_tokens", "output_tokens", "usd"}[u]
+}
+
+// Class is how urgent a caller's requests are; a request may only lower it.
+type Class uint8
+
+// The classes, most urgent first.
+const (
+	Interactive Class = iota
+	Background
+	BestEffort
+)
+
+// String gives the policy's spelling.
+func (c Class) String() string {
+	return [...]string{"interactive", "background", "best_effort"}[c]
+}
+
+// ParseClass reads the policy's spelling.
+func ParseClass(s string) (Class, bool) {
+	for c := Interactive; c <= BestEffort; c++ {
+		if c.String() == s {
+			return c, true
+		}
+	}
+	return 0, false
+}
+
+// key names the bucket that l uses for this exchange.
+func (l *Limit) key(x *exchange) limiter.Key {
+	k := limiter.Key{Limit: l.Bucket}
+	if l.Scope&(ScopeKey|ScopeUser|ScopeOrg) != 0 {
+		k.Tenant = x.caller.Tenant
+	}
+	switch l.Scope &^ ScopeOrg {
+	case 0:
+	case ScopeKey:
+		k.Subject = x.caller.KeyID
+	case ScopeUser:
+		k.Subject = x.user
+	case ScopeModel:
+		k.Subject = x.model.Name
+	default: // combinations are rare: they pay for a concatenation
+		var parts []string
+		if l.Scope&ScopeKey != 0 {
+			parts = append(parts, x.caller.KeyID)
+		}
+		if l.Scope&ScopeUser != 0 {
+			parts = append(parts, x.user)
+		}
+		if l.Scope&ScopeModel != 0 {
+			parts = append(parts, x.model.Name)
+		}
+		k.Subject = strings.Join(parts, "\x1f")
+	}
+	return k
+}
+
+// cost is what an exchange of this size takes from a limit of unit u.
+func (u Unit) cost(inTokens, outTokens, nanoUSD int64) int64 {
+	switch u {
+	case Tokens:
+		return inTokens + outTokens
+	case InputTokens:
+		return inTokens
+	case OutputTokens:
+		return outTokens
+	case USD:
+		return nanoUSD
+	default:
+		return 1
+	}
+}

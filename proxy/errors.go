@@ -1,0 +1,300 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"headgate/limiter"
+	"headgate/proxy/edge"
+	"headgate/proxy/openai"
+	"headgate/proxy/upstream"
+)
+
+// Error is a refusal or failure as a client sees it. Every error that leaves the
+// pipeline becomes one, in this file and nowhere else.
+type Error struct {
+	Status  int
+	Code    string // one of the documented codes
+	Message string // names the field and the remedy
+	Param   string // the request's field at fault, if one is
+
+	// Set for refusals by a limit.
+	Limit      string
+	Scope      string
+	Unit       string
+	RetryAfter time.Duration // 0: unknown; limiter.Never: waiting is useless
+	Jitter     bool          // capacity: spread the retries; quota's is exact
+
+	malformed bool  // the request itself is at fault: counts in the errors bucket
+	err       error // the cause, for the log only
+}
+
+func (e *Error) Error() string { return e.Code + ": " + e.Message }
+func (e *Error) Unwrap() error { return e.err }
+
+func newError(status int, code, format string, args ...any) *Error {
+	return &Error{Status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func malformed(status int, param, format string, args ...any) *Error {
+	e := newError(status, "invalid_request", format, args...)
+	e.Param, e.malformed = param, true
+	return e
+}
+
+func errMethod(want string) *Error {
+	return malformed(http.StatusMethodNotAllowed, "", "this route takes %s only", want)
+}
+
+func errRoute(method, path string) *Error {
+	return malformed(http.StatusNotFound, "", "no route %s %s; see GET /v1/models and the docs for what is served", method, clip(path, 128))
+}
+
+func errManagement(path string) *Error {
+	e := newError(http.StatusForbidden, "permission_denied", "%s operates a backend and is not reachable through the gateway", clip(path, 128))
+	e.malformed = true
+	return e
+}
+
+func errForbidden(param, format string, args ...any) *Error {
+	e := newError(http.StatusForbidden, "permission_denied", format, args...)
+	e.Param = param
+	return e
+}
+
+func errModel(name string) *Error {
+	e := newError(http.StatusNotFound, "model_not_found", "The model `%s` does not exist or this key may not use it; GET /v1/models lists those it may.", clip(name, 128))
+	e.Param = "model"
+	return e
+}
+
+// errLimit words the refusal of one limit from its own decision.
+func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
+	if l.Unit != Concurrency && cost > l.Spec.Capacity() {
+		e := newError(http.StatusBadRequest, "request_exceeds_limit",
+			"this request may cost %s, more than limit %q of %s can ever admit at once; shorten the input, lower max_tokens or n, or ask for a larger burst",
+			amount(l.Unit, cost), l.Name, amount(l.Unit, l.Spec.Capacity()))
+		e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), limiter.Never
+		return e
+	}
+	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "limit %q (%s per %s) is used up: %s left, %s needed",
+		l.Name, l.Unit, l.Scope, amount(l.Unit, max(d.Remaining, 0)), amount(l.Unit, cost))
+	e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), d.RetryAfter
+	if l.Unit == Concurrency {
+		e.Message = fmt.Sprintf("limit %q: %d requests per %s are already in flight", l.Name, l.Spec.Capacity(), l.Scope)
+		e.RetryAfter, e.Jitter = time.Second, true
+	}
+	return e
+}
+
+// asError maps what the rooms below return. A cause that nobody foresaw is our fault.
+func asError(err error) *Error {
+	var e *Error
+	var input *openai.InputError
+	var large edge.TooLarge
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.As(err, &input):
+		m := malformed(http.StatusBadRequest, input.Field, "%s", input.Error())
+		return m
+	case errors.As(err, &large):
+		m := malformed(http.StatusRequestEntityTooLarge, "", "the body is larger than %d bytes, the most this route takes", large.Limit)
+		m.Code = "request_too_large"
+		return m
+	case errors.Is(err, edge.ErrTooSlow):
+		return malformed(http.StatusRequestTimeout, "", "the body came too slowly; send it at 1 KiB a second or faster")
+	case errors.Is(err, edge.ErrMalformed):
+		return malformed(http.StatusBadRequest, "", "the body is not framed as HTTP demands")
+	case errors.Is(err, edge.ErrTruncated):
+		return malformed(http.StatusBadRequest, "", "the body ended before its Content-Length or its last chunk")
+	case errors.Is(err, upstream.ErrNoBackend):
+		return newError(http.StatusServiceUnavailable, "no_backend", "no backend of this model is up; try again shortly").retry(2 * time.Second)
+	case errors.Is(err, upstream.ErrSaturated):
+		return newError(http.StatusTooManyRequests, "over_capacity", "the fleet is at capacity; this is not your quota").retry(time.Second)
+	case errors.Is(err, context.DeadlineExceeded):
+		return newError(http.StatusGatewayTimeout, "deadline_exceeded", "no answer began within the request's timeout; raise X-Headgate-Timeout or the plan's timeout, or ask for less")
+	default:
+		e := newError(http.StatusBadGateway, "upstream_error", "the backend failed before it answered")
+		e.err = err
+		return e
+	}
+}
+
+// retry adds a jittered Retry-After: for capacity, where an exact one would bring all back at once.
+func (e *Error) retry(after time.Duration) *Error {
+	e.RetryAfter, e.Jitter = after, true
+	return e
+}
+
+// maxUsefulWait is the longest Retry-After that a client library should sit out. Some
+// obey any value without a cap, so that a daily quota would hang them for hours.
+const maxUsefulWait = time.Minute
+
+// write sends e in the dialect that the route and the client speak.
+func (e *Error) write(w http.ResponseWriter, r *http.Request, requestID string) {
+	h := w.Header()
+	e.retryHeaders(h)
+	var body any
+	switch {
+	case strings.Contains(r.Header.Get("Accept"), "application/problem+json"):
+		h.Set("Content-Type", "application/problem+json")
+		body = e.problem(r.URL.Path)
+	case strings.HasPrefix(r.URL.Path, "/v1/messages"):
+		h.Set("Content-Type", "application/json")
+		body = map[string]any{"type": "error", "error": e.fields(anthropicType(e.Status)), "request_id": requestID}
+	default:
+		h.Set("Content-Type", "application/json")
+		body = map[string]any{"error": e.fields(openaiType(e))}
+	}
+	raw, err := json.Marshal(body)
+	if err != nil { // only strings and integers went in
+		panic(err)
+	}
+	h.Set("Content-Length", strconv.Itoa(len(raw)))
+	w.WriteHeader(e.Status)
+	_, _ = w.Write(raw) // the client may be gone; nothing depends on it
+}
+
+func (e *Error) retryHeaders(h http.Header) {
+	wait := e.RetryAfter
+	switch {
+	case wait == 0:
+		if e.Status == http.StatusBadRequest || e.Status == http.StatusTooManyRequests {
+			h.Set("X-Should-Retry", "false")
+		}
+		return
+	case wait == limiter.Never:
+		h.Set("X-Should-Retry", "false")
+		return
+	case e.Jitter:
+		wait += time.Duration(rand.Int64N(int64(wait)))
+	}
+	h.Set("Retry-After", strconv.FormatInt(ceilDiv(int64(wait), int64(time.Second)), 10))
+	h.Set("Retry-After-Ms", strconv.FormatInt(ceilDiv(int64(wait), int64(time.Millisecond)), 10))
+	if wait > maxUsefulWait {
+		h.Set("X-Should-Retry", "false")
+	}
+}
+
+func (e *Error) fields(typ string) map[string]any {
+	f := map[string]any{"message": e.Message, "type": typ, "param": nil, "code": e.Code}
+	if e.Param != "" {
+		f["param"] = e.Param
+	}
+	if e.Limit != "" {
+		f["limit"], f["scope"], f["unit"] = e.Limit, e.Scope, e.Unit
+		if e.RetryAfter > 0 && e.RetryAfter != limiter.Never {
+			f["retry_after_ms"] = ceilDiv(int64(e.RetryAfter), int64(time.Millisecond))
+		}
+	}
+	return f
+}
+
+// problem is RFC 9457 with the problem types of draft-ietf-httpapi-ratelimit-headers.
+func (e *Error) problem(path string) map[string]any {
+	f := e.fields("about:blank")
+	delete(f, "message")
+	delete(f, "param")
+	f["title"], f["status"], f["detail"], f["instance"] = http.StatusText(e.Status), e.Status, e.Message, path
+	switch {
+	case e.Limit != "":
+		f["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+		f["violated-policies"] = []string{e.Limit}
+	case e.Code == "over_capacity" || e.Code == "no_backend":
+		f["type"] = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	}
+	return f
+}
+
+func openaiType(e *Error) string {
+	switch e.Status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "NotFoundError"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	}
+	if e.Status < http.StatusInternalServerError {
+		return "invalid_request_error"
+	}
+	return "api_error"
+}
+
+func anthropicType(status int) string {
+	switch status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusGatewayTimeout:
+		return "timeout_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	if status < http.StatusInternalServerError {
+		return "invalid_request_error"
+	}
+	return "api_error"
+}
+
+// inBand is the last frame of a stream that failed after its first byte.
+func (e *Error) inBand(kind openai.Kind) []byte {
+	var body any
+	switch kind {
+	case openai.Message:
+		body = map[string]any{"type": "error", "error": e.fields(anthropicType(e.Status))}
+	case openai.Response:
+		body = map[string]any{"type": "error", "code": e.Code, "message": e.Message, "param": nil}
+	default:
+		body = map[string]any{"error": e.fields(openaiType(e))}
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		panic(err)
+	}
+	frame := append([]byte("data: "), raw...)
+	if kind == openai.Message || kind == openai.Response {
+		frame = append([]byte("event: error\n"), frame...)
+	}
+	return append(frame, "\n\n"...)
+}
+
+// amount words n of a unit for a person.
+func amount(u Unit, n int64) string {
+	if u == USD {
+		return fmt.Sprintf("$%d.%09d", n/1e9, n%1e9)
+	}
+	return fmt.Sprintf("%d %s", n, u)
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}
+
+func ceilDiv(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64 / b
+	}
+	return (a + b - 1) / b
+}

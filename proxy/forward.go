@@ -1,0 +1,530 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"headgate/proxy/openai"
+	"headgate/proxy/upstream"
+)
+
+const (
+	readSize = 16 << 10 // what is read from a backend at once
+	holdBody = 64 << 10 // answers up to this are read whole, so that their settled levels stand in their headers
+)
+
+// answer is what is known of the answer so far.
+type answer struct {
+	started  bool // bytes went to the client: it can't be refused any more
+	status   int
+	backend  string
+	model    string
+	usage    openai.Usage
+	firstAt  time.Duration // from the request's start
+	failure  *openai.Failure
+	clientGo bool // the client went away
+
+	inTokens, outTokens, nanoUSD int64 // as settled
+}
+
+// forward sends the request to a backend of the model and relays the answer. A backend
+// that cannot have received it is passed over for another one.
+func (x *exchange) forward() error {
+	names := x.model.Backends
+	if x.only != "" {
+		names = []string{x.only}
+	}
+	var tried []string
+	for {
+		slot, err := x.p.cfg.Pool.Acquire(names, tried)
+		if err != nil {
+			x.settle(outcomeRefused)
+			return err
+		}
+		err = x.attempt(slot)
+		slot.Release()
+		if err == nil || x.answer.started || !upstream.Retryable(err) || len(tried) == maxAttempts-1 {
+			return err
+		}
+		tried = append(tried, slot.Endpoint())
+	}
+}
+
+// attempt sends the request to one backend. The plan's timeout is the longest silence
+// that is borne: before the first byte of the answer, and between any two.
+func (x *exchange) attempt(slot *upstream.Slot) error {
+	ctx, cancel := context.WithCancelCause(x.r.Context())
+	defer cancel(nil)
+	silence := time.AfterFunc(x.timeout, func() { cancel(context.DeadlineExceeded) })
+	defer silence.Stop()
+
+	req, err := x.request(ctx, slot)
+	if err != nil {
+		return err
+	}
+	x.answer.backend = slot.Name()
+	resp, err := slot.RoundTrip(req)
+	if err != nil {
+		return x.unanswered(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = x.relay(ctx, resp, func() { silence.Reset(x.timeout) })
+	if err != nil && x.r.Context().Err() == nil {
+		slot.Fail(err)
+	}
+	return err
+}
+
+// unanswered settles a request that got no answer: nobody knows how much was generated
+// for a client that left or ran out of time, so that it costs what was reserved.
+func (x *exchange) unanswered(ctx context.Context, err error) error {
+	if upstream.Retryable(err) {
+		return err
+	}
+	switch {
+	case x.r.Context().Err() != nil:
+		x.answer.clientGo = true
+		x.settle(outcomeUnknown)
+		return context.Cause(x.r.Context())
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		x.settle(outcomeUnknown)
+		return context.DeadlineExceeded
+	}
+	x.settle(outcomeFailed)
+	return err
+}
+
+// request makes the upstream's request: the client's, with another key, another model
+// name where there is an alias, and usage asked for where the client did not.
+func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Request, error) {
+	url := slot.URL(x.r.URL.EscapedPath())
+	if x.r.URL.RawQuery != "" {
+		url += "?" + x.r.URL.RawQuery
+	}
+	req, err := http.NewRequestWithContext(ctx, x.r.Method, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	copyHeaders(req.Header, x.r.Header)
+	for name := range req.Header {
+		if strings.HasPrefix(name, "X-Headgate-") {
+			req.Header.Del(name)
+		}
+	}
+	req.Header.Del("Authorization")
+	req.Header.Del("X-Api-Key")
+	req.Header.Del("Expect")
+	req.Header.Set("X-Request-Id", x.id)
+	// Only encodings that can be looked into; the client still gets gzip if it asked and the backend compresses.
+	if acceptsGzip(x.r) {
+		req.Header.Set("Accept-Encoding", "gzip")
+	} else {
+		req.Header.Set("Accept-Encoding", "identity")
+	}
+	if x.body == nil {
+		return req, nil
+	}
+	raw := x.body.Bytes()
+	edited := x.in.Edit(nil, raw, x.model.Upstream, x.asksUsage())
+	req.ContentLength = int64(len(edited))
+	if len(edited) == len(raw) && (len(raw) == 0 || &edited[0] == &raw[0]) {
+		req.Body = x.body.Open()
+		req.GetBody = func() (io.ReadCloser, error) { return x.body.Open(), nil }
+	} else {
+		req.Body = io.NopCloser(bytes.NewReader(edited))
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(edited)), nil }
+	}
+	return req, nil
+}
+
+// asksUsage: usage is injected only on the streams that know stream_options.
+func (x *exchange) asksUsage() bool {
+	return x.in.Stream && (x.route.kind == openai.Chat || x.route.kind == openai.Completion)
+}
+
+// relay passes an answer on, metering it on the way.
+func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func()) error {
+	h := x.w.Header()
+	copyHeaders(h, resp.Header)
+	h.Set("X-Request-Id", x.id)
+	h.Set("X-Headgate-Backend", x.answer.backend)
+	if x.in.HasModel && x.model != nil && x.model != x.snap.Models[x.in.Model] {
+		h.Set("X-Headgate-Degraded", "model="+x.model.Name)
+	}
+	x.answer.status = resp.StatusCode
+	src := &source{ctx: ctx, r: resp.Body, alive: alive}
+	dst := &sink{x: x}
+	switch enc := resp.Header.Get("Content-Encoding"); {
+	case enc == "gzip":
+		zr, err := gzip.NewReader(src)
+		if err != nil {
+			x.settle(outcomeUnknown)
+			return err
+		}
+		src.r, src.raw = zr, resp.Body
+		h.Del("Content-Length")
+		if acceptsGzip(x.r) {
+			dst.zip = gzip.NewWriter(x.w)
+		} else {
+			h.Del("Content-Encoding")
+		}
+	case enc != "" && enc != "identity": // can't be looked into: it costs what was reserved
+		return x.relayOpaque(src, dst)
+	}
+	if resp.StatusCode < 300 && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		return x.relayStream(src, dst)
+	}
+	return x.relayBody(src, dst, resp.StatusCode)
+}
+
+// relayStream passes server-sent events on. It settles before the last of them, so that
+// a client that reacts to it finds its slot free.
+func (x *exchange) relayStream(src *source, dst *sink) error {
+	x.w.Header().Del("Content-Length")
+	hide := x.asksUsage() && !x.in.WantsUsage
+	s := openai.NewStream(x.route.kind, hide)
+	emit := func(f openai.Frame) error {
+		if f.Last {
+			x.settleStream(s)
+		}
+		return dst.Write(f.Raw)
+	}
+	buf := buffers.Get().(*[readSize]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := src.Read(buf[:])
+		if n > 0 {
+			x.first()
+			if werr := s.Feed(buf[:n], emit); werr == nil {
+				x.own(s.ResponseID())
+				werr = dst.Flush()
+				if werr == nil && err == nil {
+					continue
+				}
+				if werr != nil {
+					return x.clientGone(s)
+				}
+			} else {
+				return x.clientGone(s)
+			}
+		}
+		switch {
+		case err == nil:
+		case err == io.EOF:
+			x.settleStream(s)
+			if s.End(emit) != nil || dst.Close() != nil {
+				return x.clientGone(s)
+			}
+			return nil
+		case x.r.Context().Err() != nil:
+			return x.clientGone(s)
+		default:
+			return x.streamBroke(src, dst, s, err)
+		}
+	}
+}
+
+// streamBroke ends a stream whose backend failed: with an error that the client can read.
+func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause error) error {
+	x.settleStream(s)
+	if errors.Is(context.Cause(src.ctx), context.DeadlineExceeded) {
+		cause = context.DeadlineExceeded
+	}
+	e := asError(cause)
+	if e.Code == "upstream_error" {
+		e.Message = "the backend broke off in the middle of the answer"
+	}
+	x.gotErr = e
+	if !x.answer.started {
+		return e
+	}
+	if dst.Write(e.inBand(x.route.kind)) == nil {
+		_ = dst.Close() // best effort: the client may be gone too
+	}
+	return nil
+}
+
+// clientGone settles for a client that left in the middle of a stream.
+func (x *exchange) clientGone(s *openai.Stream) error {
+	x.answer.clientGo = true
+	x.settleStream(s)
+	if err := x.r.Context().Err(); err != nil {
+		return context.Cause(x.r.Context())
+	}
+	return context.Canceled
+}
+
+// settleStream settles by the usage last seen, else by the deltas counted.
+func (x *exchange) settleStream(s *openai.Stream) {
+	if x.answer.failure == nil {
+		x.answer.failure = s.Failure()
+	}
+	x.own(s.ResponseID())
+	u := s.Usage()
+	if !x.plausible(u) {
+		u = openai.Usage{Input: max(u.Input, x.res.inTokens), Output: s.Generated()}
+		if u.Input > x.maxTokens() {
+			u.Input = x.res.inTokens
+		}
+	}
+	x.settleUsage(u, s.Complete())
+}
+
+// settleUsage settles for an answer and learns from it if it was whole.
+func (x *exchange) settleUsage(u openai.Usage, whole bool) {
+	if !x.res.open {
+		return
+	}
+	if !x.route.metered {
+		u = openai.Usage{}
+	}
+	x.answer.usage = u
+	x.settle(outcomeAnswered)
+	if whole && u.Known && x.route.metered {
+		x.p.est.learn(x.caller.KeyID, x.model, &x.in, u, x.route.generate)
+	}
+}
+
+// plausible: an upstream that lies about usage must not put a bucket in debt for years.
+func (x *exchange) plausible(u openai.Usage) bool {
+	if !u.Known {
+		return false
+	}
+	if most := x.maxTokens(); u.Input > most || u.Output > most {
+		x.p.met.implausible.Inc()
+		return false
+	}
+	return true
+}
+
+// maxTokens is more than any answer to this request can have used, either way.
+func (x *exchange) maxTokens() int64 {
+	const unknownContext = 16 << 20
+	if x.model == nil {
+		return unknownContext
+	}
+	return orDefault(x.model.Context, unknownContext) * max(x.in.Sequences, x.in.Inputs, 1)
+}
+
+// relayBody passes a JSON answer on. Short ones, which nearly all are, are settled
+// before their headers are written; of long ones the last piece is kept until then.
+func (x *exchange) relayBody(src *source, dst *sink, status int) error {
+	scan := openai.NewScanner(x.route.kind)
+	held := holds.Get().(*[holdBody]byte)
+	defer holds.Put(held)
+	n := 0 // bytes of held that wait
+	for {
+		m, err := src.Read(held[n:])
+		if m > 0 {
+			x.first()
+			_, _ = scan.Write(held[n : n+m]) // never fails
+			n += m
+		}
+		switch {
+		case err == io.EOF:
+			x.settleBody(scan, status)
+			if dst.Write(held[:n]) != nil || dst.Close() != nil {
+				x.answer.clientGo = true
+			}
+			return nil
+		case err != nil:
+			return x.bodyBroke(src, scan, err)
+		case n == len(held):
+			keep := 1 // a byte is enough to keep the answer from being whole
+			if dst.Write(held[:n-keep]) != nil {
+				x.answer.clientGo = true
+				x.settle(outcomeUnknown)
+				return context.Canceled
+			}
+			n = copy(held[:], held[n-keep:n])
+		}
+	}
+}
+
+// settleBody settles for a whole answer.
+func (x *exchange) settleBody(scan *openai.Scanner, status int) {
+	x.answer.failure = scan.Failure()
+	x.own(scan.ResponseID())
+	u := scan.Usage()
+	switch {
+	case status >= 400 || x.answer.failure != nil && !u.Known:
+		if status < 500 && status != http.StatusTooManyRequests && status != http.StatusUnauthorized && status != http.StatusForbidden {
+			x.p.cfg.Prefilter.Fault(x.start, x.ip, x.credential) // a client stuck on a bad request
+		}
+		x.settle(outcomeMalformed)
+	case x.plausible(u):
+		x.settleUsage(u, true)
+	case !x.route.metered:
+		x.settleUsage(openai.Usage{}, false)
+	default:
+		x.settle(outcomeUnknown)
+	}
+}
+
+// bodyBroke settles for an answer that broke off. Once its head is out only a closed
+// connection says so.
+func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error {
+	if u := scan.Usage(); x.plausible(u) {
+		x.settleUsage(u, false)
+	}
+	switch {
+	case x.r.Context().Err() != nil:
+		x.answer.clientGo = true
+		x.settle(outcomeUnknown)
+		return context.Cause(x.r.Context())
+	case errors.Is(context.Cause(src.ctx), context.DeadlineExceeded):
+		err = context.DeadlineExceeded
+	}
+	x.settle(outcomeUnknown)
+	return err
+}
+
+// relayOpaque passes on what can't be read.
+func (x *exchange) relayOpaque(src *source, dst *sink) error {
+	x.settle(outcomeUnknown)
+	buf := buffers.Get().(*[readSize]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := src.Read(buf[:])
+		if n > 0 {
+			x.first()
+			if dst.Write(buf[:n]) != nil || dst.Flush() != nil {
+				x.answer.clientGo = true
+				return context.Canceled
+			}
+		}
+		if err == io.EOF {
+			return dst.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// first notes when the answer began.
+func (x *exchange) first() {
+	if x.answer.firstAt == 0 {
+		x.answer.firstAt = time.Since(x.start)
+	}
+}
+
+// own remembers whose a stored response is, before its id can reach the client.
+func (x *exchange) own(id string) {
+	if id != "" && x.route.kind == openai.Response && x.route.generate {
+		x.p.owners.put(id, owner{tenant: x.caller.Tenant, backend: x.answer.backend, model: x.model.Name})
+	}
+}
+
+// source reads an answer and keeps its timer alive.
+type source struct {
+	ctx   context.Context
+	r     io.Reader
+	raw   io.Reader
+	alive func()
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if n > 0 {
+		s.alive()
+	}
+	return n, err
+}
+
+// sink writes an answer: headers first, compressed again if it came so.
+type sink struct {
+	x   *exchange
+	zip *gzip.Writer
+}
+
+// Write passes p on. The first one sends the headers.
+func (d *sink) Write(p []byte) error {
+	x := d.x
+	if !x.answer.started {
+		x.rateHeaders()
+		x.answer.started = true
+		x.w.WriteHeader(x.answer.status)
+	}
+	if x.content != nil {
+		x.content.answer(p)
+	}
+	if len(p) == 0 {
+		return nil
+	}
+	var err error
+	if d.zip != nil {
+		_, err = d.zip.Write(p)
+	} else {
+		_, err = x.w.Write(p)
+	}
+	return err
+}
+
+// Flush sends what was written.
+func (d *sink) Flush() error {
+	if !d.x.answer.started {
+		return nil
+	}
+	if d.zip != nil {
+		if err := d.zip.Flush(); err != nil {
+			return err
+		}
+	}
+	return http.NewResponseController(d.x.w).Flush()
+}
+
+// Close ends the answer, also one without a byte.
+func (d *sink) Close() error {
+	if !d.x.answer.started {
+		if err := d.Write(nil); err != nil {
+			return err
+		}
+	}
+	if d.zip != nil {
+		return d.zip.Close()
+	}
+	return nil
+}
+
+var (
+	buffers = sync.Pool{New: func() any { return new([readSize]byte) }}
+	holds   = sync.Pool{New: func() any { return new([holdBody]byte) }}
+)
+
+// copyHeaders copies all but those that belong to one connection (RFC 9110 §7.6.1).
+func copyHeaders(dst, src http.Header) {
+	for name, values := range src {
+		switch name {
+		case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+			continue
+		}
+		dst[name] = values
+	}
+	for _, c := range src["Connection"] {
+		for name := range strings.SplitSeq(c, ",") {
+			dst.Del(strings.TrimSpace(name))
+		}
+	}
+}
+
+// acceptsGzip: the client named gzip and did not refuse it by q=0.
+func acceptsGzip(r *http.Request) bool {
+	for _, v := range r.Header["Accept-Encoding"] {
+		for part := range strings.SplitSeq(v, ",") {
+			name, q, _ := strings.Cut(strings.TrimSpace(part), ";")
+			if strings.EqualFold(strings.TrimSpace(name), "gzip") {
+				q = strings.ReplaceAll(q, " ", "")
+				return q != "q=0" && !strings.HasPrefix(q, "q=0.000")
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,187 @@
+package proxy
+
+import (
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics of the front door. Label sets are bounded: models and limits are the policy's,
+// tenants are capped.
+type metrics struct {
+	requests    *prometheus.CounterVec
+	decisions   *prometheus.CounterVec
+	tokens      *prometheus.CounterVec
+	seconds     *prometheus.HistogramVec
+	ttft        *prometheus.HistogramVec
+	spend       *prometheus.CounterVec
+	inflight    prometheus.Gauge
+	slots       prometheus.Gauge
+	implausible prometheus.Counter
+
+	mu      sync.Mutex
+	tenants map[string]bool
+}
+
+// maxTenantLabels is how many tenants have metrics of their own; the rest share `other`.
+const maxTenantLabels = 1000
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
+		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
+		tokens:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_tokens_total", Help: "Tokens by kind and model. Once nothing is in flight, reserved - refunded + debt = settled."}, []string{"kind", "model"}),
+		seconds:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_request_seconds", Help: "From the request's head to its end, by path (upstream, local, refused).", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 20)}, []string{"path"}),
+		ttft:        prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_ttft_seconds", Help: "From the request's head to the first byte of the answer.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 16)}, []string{"model"}),
+		spend:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_spend_usd_total", Help: "Settled cost in dollars."}, []string{"tenant"}),
+		inflight:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "headgate_inflight_requests", Help: "Requests in the gateway."}),
+		slots:       prometheus.NewGauge(prometheus.GaugeOpts{Name: "headgate_inflight_reservations", Help: "Reservations not yet settled."}),
+		implausible: prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_usage_implausible_total", Help: "Answers whose reported usage could not be true and was not believed."}),
+		tenants:     map[string]bool{},
+	}
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// admitted counts a reservation.
+func (m *metrics) admitted(x *exchange) {
+	m.slots.Inc()
+	r := &x.res
+	for i, l := range r.limits[:r.n] {
+		outcome := "admitted"
+		if l.Shadow && !r.decisions[i].Admitted {
+			outcome = "shadow_refused"
+		}
+		m.decisions.WithLabelValues(l.Name, "local", outcome).Inc()
+	}
+	if t := r.inTokens + r.outTokens; t > 0 {
+		m.tokens.WithLabelValues("reserved", x.model.Name).Add(float64(t))
+	}
+}
+
+func (m *metrics) refused(l *Limit) { m.decisions.WithLabelValues(l.Name, "local", "refused").Inc() }
+
+// settled counts the end of a reservation.
+func (m *metrics) settled(x *exchange, tokens, nanoUSD int64) {
+	m.slots.Dec()
+	r := &x.res
+	if d := tokens - r.inTokens - r.outTokens; d > 0 {
+		m.tokens.WithLabelValues("debt", x.model.Name).Add(float64(d))
+	} else if d < 0 {
+		m.tokens.WithLabelValues("refunded", x.model.Name).Add(float64(-d))
+	}
+	if tokens > 0 {
+		m.tokens.WithLabelValues("settled", x.model.Name).Add(float64(tokens))
+	}
+	if c := x.answer.usage.CachedInput; c > 0 {
+		m.tokens.WithLabelValues("cached_input", x.model.Name).Add(float64(c))
+	}
+	if nanoUSD > 0 {
+		m.spend.WithLabelValues(m.tenant(x.caller.Tenant)).Add(float64(nanoUSD) / 1e9)
+	}
+}
+
+func (m *metrics) tenant(name string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.tenants[name] {
+		if len(m.tenants) >= maxTenantLabels {
+			return "other"
+		}
+		m.tenants[name] = true
+	}
+	return name
+}
+
+// record writes the request's line and its metrics: metadata only, never content.
+func (x *exchange) record() {
+	took := time.Since(x.start)
+	model, path := "none", "refused"
+	if x.model != nil {
+		model = x.model.Name
+	}
+	a := &x.answer
+	switch {
+	case a.backend != "":
+		path = "upstream"
+	case a.started:
+		path = "local"
+	}
+	outcome := x.outcome()
+	m := x.p.met
+	m.requests.WithLabelValues(outcome, model).Inc()
+	m.seconds.WithLabelValues(path).Observe(took.Seconds())
+	if a.firstAt > 0 {
+		m.ttft.WithLabelValues(model).Observe(a.firstAt.Seconds())
+	}
+	if x.content != nil {
+		x.content.close(x)
+	}
+
+	log := x.p.cfg.Logger
+	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
+		return
+	}
+	attrs := make([]slog.Attr, 0, 24)
+	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
+		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
+	if x.caller != nil {
+		attrs = append(attrs, slog.String("tenant", x.caller.Tenant), slog.String("key_id", x.caller.KeyID), slog.String("user", x.user), slog.String("class", x.class.String()))
+		if x.surface != "" {
+			attrs = append(attrs, slog.String("surface", x.surface))
+		}
+	}
+	if x.model != nil {
+		attrs = append(attrs, slog.String("model", model), slog.String("backend", a.backend), slog.Bool("stream", x.in.Stream),
+			slog.Int64("input_tokens", a.inTokens), slog.Int64("cached_input_tokens", a.usage.CachedInput), slog.Int64("output_tokens", a.outTokens), slog.Int64("cost_nano_usd", a.nanoUSD),
+			slog.Int64("reserved_tokens", x.res.inTokens+x.res.outTokens))
+	}
+	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
+	if x.r.Header.Get("X-Stainless-Retry-Count") != "" {
+		if n, err := strconv.Atoi(x.r.Header.Get("X-Stainless-Retry-Count")); err == nil {
+			attrs = append(attrs, slog.Int("retry_count", n))
+		}
+	}
+	if e := x.gotErr; e != nil {
+		attrs = append(attrs, slog.String("code", e.Code), slog.String("limit", e.Limit))
+		if e.err != nil {
+			attrs = append(attrs, slog.Any("cause", e.err))
+		}
+	}
+	if a.failure != nil {
+		attrs = append(attrs, slog.String("upstream_failure", clip(a.failure.Type, 64)))
+	}
+	log.LogAttrs(x.r.Context(), slog.LevelInfo, "request", attrs...)
+}
+
+// outcome is the word for how it went.
+func (x *exchange) outcome() string {
+	a := &x.answer
+	switch {
+	case a.clientGo || x.gotErr == nil && x.r.Context().Err() != nil && !a.started:
+		return "client_gone"
+	case x.gotErr != nil:
+		switch e := x.gotErr; {
+		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit":
+			return "refused"
+		case e.Status < http.StatusInternalServerError:
+			return "client_error"
+		case e.Code == "internal_error":
+			return "failed"
+		}
+		return "upstream_error"
+	case a.failure != nil || a.status >= http.StatusInternalServerError:
+		return "upstream_error"
+	case a.status >= http.StatusBadRequest:
+		return "client_error"
+	}
+	return "ok"
+}

@@ -1,0 +1,454 @@
+package proxy
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"mime"
+	"net/http"
+	"net/netip"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/limiter"
+	"headgate/proxy/edge"
+	"headgate/proxy/openai"
+	"headgate/proxy/upstream"
+)
+
+// Bounds that are nobody's to configure.
+const (
+	defaultTimeout = 10 * time.Minute // as the client libraries have it
+	maxTimeout     = time.Hour
+	maxAttempts    = 3      // backends tried for one request
+	maxFallbacks   = 4      // models tried after the one asked for
+	maxWaiters     = 10_000 // requests held by limits with a wait
+	maxUserName    = 256    // bytes
+)
+
+// Limits is what the front door needs of the buckets.
+type Limits interface {
+	// Take charges all or none and returns -1, the index of the refusing charge, or a
+	// number below -1 if there is no room for a new bucket.
+	Take(now int64, cs []limiter.Charge, ds []limiter.Decision) int
+	// Peek decides like Take and changes nothing.
+	Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) int
+	// Settle replaces each cost by the actual one; 0 cancels.
+	Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision)
+}
+
+// Config is what a Proxy is made from. Content may be nil, the rest is needed.
+type Config struct {
+	NodeID     string
+	Limits     Limits
+	Pool       *upstream.Pool
+	ClientIP   func(*http.Request) netip.Addr
+	Prefilter  *edge.Prefilter
+	Content    ContentLog
+	MaxBody    map[string]int64 // bytes, by route name; "" for the routes not named
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
+}
+
+// defaultMaxBody is the largest body taken where the configuration says nothing.
+const defaultMaxBody = 8 << 20
+
+// Proxy is the HTTP front door. It is safe for concurrent use.
+type Proxy struct {
+	cfg     Config
+	snap    atomic.Pointer[Snapshot]
+	epoch   time.Time // what now counts from
+	bodies  edge.Bodies
+	est     *estimator
+	owners  owners
+	met     *metrics
+	waiters atomic.Int64
+	open    sync.WaitGroup // exchanges not yet settled
+}
+
+// New makes a Proxy that refuses everything until Apply gave it a snapshot.
+func New(cfg Config) (*Proxy, error) {
+	met, err := newMetrics(cfg.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	p := &Proxy{cfg: cfg, epoch: time.Now(), est: newEstimator(), met: met}
+	p.snap.Store(&Snapshot{Lookup: func([32]byte) (*Caller, bool) { return nil, false }})
+	return p, nil
+}
+
+// Apply makes s what new requests work with.
+func (p *Proxy) Apply(s *Snapshot) { p.snap.Store(s) }
+
+// Snapshot is the one that new requests work with.
+func (p *Proxy) Snapshot() *Snapshot { return p.snap.Load() }
+
+// Wait returns once every request has settled, or with ctx's error.
+func (p *Proxy) Wait(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() { p.open.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("proxy: requests still open: %w", context.Cause(ctx))
+	}
+}
+
+// Now is the clock of all buckets: nanoseconds since the Unix epoch as of start,
+// advanced by the monotonic clock, so that it never goes back.
+func (p *Proxy) Now() int64 { return p.epoch.UnixNano() + int64(time.Since(p.epoch)) }
+
+// exchange is one request on its way. It belongs to the request's goroutine.
+type exchange struct {
+	p     *Proxy
+	snap  *Snapshot
+	w     http.ResponseWriter
+	r     *http.Request
+	id    string
+	start time.Time
+	ip    netip.Addr
+
+	credential string
+	caller     *Caller
+	user       string
+	surface    string
+	class      Class
+	timeout    time.Duration
+
+	route   *route
+	pathID  string
+	body    *edge.Body
+	in      openai.Request
+	model   *Model // the one that answers; asked for is in.Model
+	only    string // the one backend that can answer, "" if any
+	res     reservation
+	answer  answer
+	gotErr  *Error
+	content *capture
+}
+
+// ServeHTTP carries a request through the pipeline and settles it, whatever happens.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.open.Add(1)
+	defer p.open.Done()
+	p.met.inflight.Inc()
+	defer p.met.inflight.Dec()
+
+	x := &exchange{p: p, snap: p.snap.Load(), w: w, r: r, id: requestID(r), start: time.Now()}
+	w.Header().Set("X-Request-Id", x.id)
+	w.Header().Set("X-Headgate-Node", p.cfg.NodeID)
+	aborted := x.run()
+	if aborted { // the answer broke off: only a closed connection tells the client so
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// run is serve with everything that must happen at its end.
+func (x *exchange) run() (aborted bool) {
+	defer x.finish()
+	defer func() {
+		if v := recover(); v != nil {
+			x.p.cfg.Logger.Error("request panicked", "request_id", x.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			x.gotErr = newError(http.StatusInternalServerError, "internal_error", "the gateway failed; request id %s", x.id)
+			x.settle(outcomeFailed)
+			aborted = x.answer.started || !x.refuse(x.gotErr)
+		}
+	}()
+	err := x.serve()
+	if err == nil {
+		return false
+	}
+	x.gotErr = asError(err)
+	if x.answer.started {
+		return true
+	}
+	x.refuse(x.gotErr)
+	return false
+}
+
+// serve is the pipeline. Whatever it leaves reserved, finish settles.
+func (x *exchange) serve() error {
+	if err := x.prefilter(); err != nil {
+		return err
+	}
+	if err := x.authenticate(); err != nil {
+		return err
+	}
+	if err := x.matchRoute(); err != nil {
+		return x.chargeMalformed(err)
+	}
+	if x.route.local != nil {
+		return x.route.local(x)
+	}
+	if err := x.meter(); err != nil {
+		return x.chargeMalformed(err)
+	}
+	candidates, err := x.resolve()
+	if err != nil {
+		return x.chargeMalformed(err)
+	}
+	// A fallback is admitted and charged like the model asked for; what was reserved
+	// for the one before has been given back.
+	for i, m := range candidates {
+		x.model = m
+		if err = x.admit(); err == nil {
+			err = x.forward()
+		}
+		if err == nil || i == len(candidates)-1 || !x.mayFallBack(err) {
+			break
+		}
+		x.settle(outcomeRefused)
+	}
+	return err
+}
+
+// prefilter refuses a flooding or failing client before anything is parsed.
+func (x *exchange) prefilter() error {
+	x.ip = x.p.cfg.ClientIP(x.r)
+	x.credential = credential(x.r)
+	if ok, after := x.p.cfg.Prefilter.Allow(x.start, x.ip, x.credential); !ok {
+		e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "too many requests, or too many failing ones, from this address or key; see the message of the earlier errors")
+		e.Limit, e.Scope, e.Unit, e.RetryAfter = "prefilter", "key", "requests", max(after, 1)
+		return e
+	}
+	return nil
+}
+
+func (x *exchange) authenticate() error {
+	if x.credential == "" {
+		return unauthorized("invalid_api_key", "no API key; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+	}
+	c, ok := x.snap.Lookup(sha256.Sum256([]byte(x.credential)))
+	switch {
+	case !ok:
+		return unauthorized("invalid_api_key", "this API key is not known; check it for typing errors or ask for a new one")
+	case c.Revoked:
+		return unauthorized("key_revoked", "this API key was revoked; ask for a new one")
+	case !c.Expires.IsZero() && !x.start.Before(c.Expires):
+		return unauthorized("invalid_api_key", "this API key expired at "+c.Expires.UTC().Format(time.RFC3339)+"; ask for a new one")
+	case c.Suspended:
+		return errForbidden("", "tenant %q is suspended; ask the operator", c.Tenant)
+	}
+	x.caller = c
+	c.LastUsed.Store(x.start.Unix())
+	return x.identify()
+}
+
+// identify reads what a client may say of itself, as far as its key lets it.
+func (x *exchange) identify() error {
+	c, h := x.caller, x.r.Header
+	x.user, x.class, x.timeout = c.User, c.Class, c.Timeout
+	if u := h.Get("X-Headgate-User"); u != "" {
+		if !c.AssertUser {
+			return errForbidden("X-Headgate-User", "this key may not name a user; leave X-Headgate-User out or use a key with assert_user")
+		}
+		x.user = u
+	}
+	if s := h.Get("X-Headgate-Surface"); s != "" {
+		if !c.AnySurface && !c.Surfaces[s] {
+			return errForbidden("X-Headgate-Surface", "this key may not use surface %q", clip(s, 64))
+		}
+		x.surface = s
+	}
+	if s := h.Get("X-Headgate-Class"); s != "" {
+		class, ok := ParseClass(s)
+		if !ok {
+			return malformed(http.StatusBadRequest, "X-Headgate-Class", "X-Headgate-Class must be interactive, background or best_effort")
+		}
+		x.class = max(class, c.Class)
+	}
+	if x.timeout == 0 {
+		x.timeout = defaultTimeout
+	}
+	if s := h.Get("X-Headgate-Timeout"); s != "" {
+		d, ok := parseTimeout(s)
+		if !ok {
+			return malformed(http.StatusBadRequest, "X-Headgate-Timeout", "X-Headgate-Timeout must be seconds or a duration such as 30s, above 0 and at most %s", maxTimeout)
+		}
+		x.timeout = min(d, x.timeout)
+	}
+	return nil
+}
+
+func (x *exchange) matchRoute() error {
+	rt, id, err := match(x.r.Method, x.r.URL.Path)
+	if err != nil {
+		return err
+	}
+	if x.caller.Routes != nil && !x.caller.Routes[rt.name] {
+		return errForbidden("", "this key may not use the %s routes", rt.name)
+	}
+	x.route, x.pathID = rt, id
+	return nil
+}
+
+// meter reads the body and finds out what it may cost.
+func (x *exchange) meter() error {
+	limit, ok := x.p.cfg.MaxBody[x.route.name]
+	if !ok {
+		if limit = x.p.cfg.MaxBody[""]; limit == 0 {
+			limit = defaultMaxBody
+		}
+	}
+	var err error
+	if x.body, err = x.p.bodies.Read(x.w, x.r, limit); err != nil {
+		return err
+	}
+	if boundary, ok := x.formBoundary(); ok {
+		x.in, err = openai.MeterMultipart(boundary, x.body.Bytes())
+	} else {
+		x.in, err = openai.Meter(x.route.kind, x.body.Bytes())
+	}
+	if err != nil {
+		return err
+	}
+	if x.caller.AssertUser && x.user == x.caller.User && x.in.User != "" {
+		x.user = x.in.User
+	}
+	if x.user == "" {
+		x.user = "key:" + x.caller.KeyID
+	}
+	x.startCapture()
+	if len(x.user) > maxUserName {
+		return malformed(http.StatusBadRequest, "user", "the user's name is longer than %d bytes", maxUserName)
+	}
+	return nil
+}
+
+// formBoundary: only the audio routes take forms; elsewhere a form is malformed JSON.
+func (x *exchange) formBoundary() (string, bool) {
+	if x.route.kind != openai.Audio {
+		return "", false
+	}
+	mt, params, err := mime.ParseMediaType(x.r.Header.Get("Content-Type"))
+	return params["boundary"], err == nil && mt == "multipart/form-data"
+}
+
+// resolve finds the models that may answer: the one asked for, then its fallbacks.
+func (x *exchange) resolve() ([]*Model, error) {
+	name := x.in.Model
+	if !x.in.HasModel {
+		mine := x.modelNames()
+		if len(mine) != 1 {
+			return nil, malformed(http.StatusBadRequest, "model", "model is missing; name one of those that GET /v1/models lists")
+		}
+		name = mine[0]
+	}
+	m := x.mayUse(name)
+	if m == nil {
+		return nil, errModel(name)
+	}
+	if id := x.in.PreviousResponseID; id != "" {
+		o, ok := x.p.owners.get(id)
+		if !ok || o.tenant != x.caller.Tenant {
+			e := malformed(http.StatusNotFound, "previous_response_id", "no response %q of this tenant", clip(id, 128))
+			return nil, e
+		}
+		x.only = o.backend
+		return []*Model{m}, nil
+	}
+	ms := []*Model{m}
+	for _, f := range m.Fallback[:min(len(m.Fallback), maxFallbacks)] {
+		if fm := x.mayUse(f); fm != nil {
+			ms = append(ms, fm)
+		}
+	}
+	return ms, nil
+}
+
+// mayUse is the model of that name if it exists and the key may use it.
+func (x *exchange) mayUse(name string) *Model {
+	m := x.snap.Models[name]
+	if m == nil || x.caller.Models != nil && !x.caller.Models[m.Name] {
+		return nil
+	}
+	return m
+}
+
+func (x *exchange) modelNames() []string {
+	var mine []string
+	for _, n := range x.snap.ModelNames {
+		if x.mayUse(n) != nil {
+			mine = append(mine, n)
+		}
+	}
+	return mine
+}
+
+// mayFallBack: another model can help only where this one is exhausted or has no backend.
+func (x *exchange) mayFallBack(err error) bool {
+	if x.answer.started || x.r.Context().Err() != nil {
+		return false
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		return x.res.refusedModel
+	}
+	return errors.Is(err, upstream.ErrNoBackend) || upstream.Retryable(err)
+}
+
+// refuse answers with an error. It says false if the client cannot be told.
+func (x *exchange) refuse(e *Error) bool {
+	if e.malformed || e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
+		x.p.cfg.Prefilter.Fault(x.start, x.ip, x.credential)
+	}
+	if x.r.Context().Err() != nil && e.Code != "deadline_exceeded" {
+		return false
+	}
+	x.rateHeaders()
+	x.answer.status = e.Status
+	e.write(x.w, x.r, x.id)
+	return true
+}
+
+// finish settles what is still open, frees what is held, and writes the record.
+func (x *exchange) finish() {
+	x.settle(outcomeFailed)
+	x.record()
+	if x.body != nil {
+		x.body.Release()
+	}
+}
+
+func unauthorized(code, message string) *Error {
+	return newError(http.StatusUnauthorized, code, "%s", message)
+}
+
+// credential is the key as presented, "" for none.
+func credential(r *http.Request) string {
+	if a := r.Header.Get("Authorization"); a != "" {
+		if scheme, key, ok := strings.Cut(a, " "); ok && strings.EqualFold(scheme, "Bearer") {
+			return strings.TrimSpace(key)
+		}
+		return ""
+	}
+	return r.Header.Get("X-Api-Key")
+}
+
+// requestID keeps a sane one of the client's, so that its traces join ours.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= 128 && strings.IndexFunc(id, func(c rune) bool {
+		return (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && !strings.ContainsRune("-_.:", c)
+	}) < 0 {
+		return id
+	}
+	return fmt.Sprintf("req_%016x%016x", rand.Uint64(), rand.Uint64())
+}
+
+func parseTimeout(s string) (time.Duration, bool) {
+	d, err := time.ParseDuration(s)
+	if f, ferr := strconv.ParseFloat(s, 64); ferr == nil && f < maxTimeout.Seconds()+1 {
+		d, err = time.Duration(f*float64(time.Second)), nil
+	}
+	return d, err == nil && d > 0 && d <= maxTimeout
+}
