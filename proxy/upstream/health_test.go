@@ -12,6 +12,12 @@ import (
 	"time"
 )
 
+// pass lets virtual time pass and what is due at its end be done.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 func TestHealthFollowsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
@@ -24,11 +30,11 @@ func TestHealthFollowsProbes(t *testing.T) {
 		}
 
 		f.set("a:80", true)
-		time.Sleep(5*time.Second + time.Millisecond)
+		pass(5*time.Second + time.Millisecond)
 		if got := states(p); got != "a=up" {
 			t.Fatalf("after one failed probe: %s", got)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if got := p.Status()[0]; got.State != Down || got.LastError == "" {
 			t.Fatalf("after two: %+v", got)
 		}
@@ -37,14 +43,14 @@ func TestHealthFollowsProbes(t *testing.T) {
 		}
 
 		before := f.count("a:80/ping")
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		probes := f.count("a:80/ping") - before
 		if pause := 10 * 60 / max(probes, 1); pause < 60 || pause > 80 {
 			t.Errorf("%d probes in 10 minutes of being down, want one in 80 s once it has backed off", probes)
 		}
 
 		f.set("a:80", false)
-		time.Sleep(80 * time.Second)
+		pass(80 * time.Second)
 		if got := p.Status()[0]; got.State != Up || got.LastError != "" {
 			t.Fatalf("well again: %+v", got)
 		}
@@ -73,7 +79,7 @@ func TestThreeFailedDialsTakeABackendDown(t *testing.T) {
 			t.Fatal(got)
 		}
 		f.set("a:80", false)
-		time.Sleep(minProbeGap + time.Millisecond) // it was woken: no need to wait for the interval
+		pass(minProbeGap + time.Millisecond) // it was woken: no need to wait for the interval
 		if got := states(p); got != "a=up" {
 			t.Fatal(got)
 		}
@@ -91,7 +97,7 @@ func TestBrokenAnswerBringsAProbeSoon(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Release()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before := f.count("a:80/health")
 		s.Fail(context.Canceled)
 		synctest.Wait()
@@ -101,7 +107,7 @@ func TestBrokenAnswerBringsAProbeSoon(t *testing.T) {
 		for range 1000 {
 			s.Fail(errors.New("unexpected EOF"))
 		}
-		time.Sleep(2 * minProbeGap)
+		pass(2 * minProbeGap)
 		if n := f.count("a:80/health") - before; n < 1 || n > 2 {
 			t.Errorf("a storm of broken answers brought %d probes", n)
 		}
@@ -148,20 +154,20 @@ func TestDNSNameBecomesEndpoints(t *testing.T) {
 		}
 
 		dns.set(errors.New("server misbehaving"))
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		dns.set(nil)
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if p.Up() != 3 {
 			t.Fatalf("a name server in trouble left %s", states(p))
 		}
 
 		dns.set(nil, "10.0.0.2", "10.0.0.3")
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if got := states(p); got != "svc@10.0.0.2:8000=up svc@10.0.0.3:8000=up svc@10.0.0.1:8000=up svc@[fd00::1]:8000=up" {
 			t.Fatal(got) // the last two drain
 		}
 		dns.set(nil, "10.0.0.1", "10.0.0.2", "10.0.0.3")
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		s, err := p.Acquire([]string{"svc"}, nil)
 		if err != nil || s.Endpoint() != "svc@10.0.0.3:8000" {
 			t.Fatalf("%v %v: an address that came back gave its slot out twice", s, err)
@@ -215,7 +221,7 @@ func TestUpdateWhileRunning(t *testing.T) {
 		}
 		synctest.Wait()
 		before := f.count("a:80/health")
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if n := f.count("a:80/health") - before; n != 0 {
 			t.Errorf("%d probes of a removed backend", n)
 		}
@@ -256,19 +262,19 @@ func TestModelsAreFetchedOnceAndKept(t *testing.T) {
 			wg.Go(ask)
 		}
 		wg.Wait()
-		time.Sleep(modelsTTL - time.Second)
+		pass(modelsTTL - time.Second)
 		ask()
 		if n := f.count("a:80/v1/models"); n != 1 {
 			t.Errorf("%d fetches within the TTL", n)
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		ask()
 		if n := f.count("a:80/v1/models"); n != 2 {
 			t.Errorf("%d fetches after it", n)
 		}
 
 		f.set("a:80", true)
-		time.Sleep(modelsTTL)
+		pass(modelsTTL)
 		for range 5 {
 			if _, err := p.Models(t.Context(), "a"); err == nil {
 				t.Error("a dead backend listed models")
