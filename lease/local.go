@@ -1,46 +1,408 @@
+// Package lease splits quota between nodes. Local, the bucket table of one
+// process, is its first part; DESIGN.md says what else will live here.
 package lease
 
 import (
+	"cmp"
+	"fmt"
+	"hash/maphash"
+	"math/bits"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"headgate/limiter"
 )
 
-// TableFull is what Take returns when a charge needs a new bucket and the
-// table has neither room nor a full bucket to forget.
+// TableFull is what Take returns instead of the index of a limit when a charge
+// needs a new bucket and the table has no room for it.
 const TableFull = -2
 
-// Config sizes a Local. Zero fields take the defaults.
-type Config struct{ Shards, MaxBuckets int }
+// The bounds and defaults of Config.
+const (
+	DefaultShards     = 64
+	MaxShards         = 1024
+	DefaultMaxBuckets = 1 << 20
+	// MaxMaxBuckets bounds the table at about 20 GB.
+	MaxMaxBuckets = 1 << 27
+)
 
-// Local is the bucket table of one process.
-type Local struct{ cfg Config }
+// sweepWhenFull is how many buckets a Take looks at for one to forget before it
+// says TableFull; sweepBatch how many are looked at under one lock.
+const (
+	sweepWhenFull = 1024
+	sweepBatch    = 512
+)
+
+// Config sizes a Local. A zero field takes its default.
+type Config struct {
+	// Shards is the number of locks, a power of two.
+	Shards int
+	// MaxBuckets bounds the table. Each bucket takes about 100 bytes and the
+	// length of its key.
+	MaxBuckets int
+}
+
+// Validate says what is wrong with c and what to write instead.
+func (c Config) Validate() error {
+	if c.Shards < 0 || c.Shards > MaxShards || c.Shards&(c.Shards-1) != 0 {
+		return fmt.Errorf("%d shards: use a power of two up to %d, or 0 for %d", c.Shards, MaxShards, DefaultShards)
+	}
+	if c.MaxBuckets < 0 || c.MaxBuckets > MaxMaxBuckets {
+		return fmt.Errorf("%d buckets: use 1 to %d, or 0 for %d", c.MaxBuckets, MaxMaxBuckets, DefaultMaxBuckets)
+	}
+	return nil
+}
+
+// Local is the bucket table of one process. Its methods may be called
+// concurrently; each is one atomic step against all others, except for Levels
+// and Sweep, which are so for each bucket.
+//
+// now is a reading in nanoseconds since the Unix epoch of a clock that does not
+// go back. cs holds at most limiter.MaxCharges charges, with valid limits, and
+// ds as many decisions or more; otherwise the methods panic.
+type Local struct {
+	seed   maphash.Seed
+	shards []shard
+	max    int64
+
+	_     [64]byte     // what is above is only read
+	count atomic.Int64 // buckets in all shards
+	sweep atomic.Uint32
+}
+
+// NewLocal returns an empty table.
+func NewLocal(c Config) (*Local, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("lease: %w", err)
+	}
+	return &Local{
+		seed:   maphash.MakeSeed(),
+		shards: make([]shard, cmp.Or(c.Shards, DefaultShards)),
+		max:    int64(cmp.Or(c.MaxBuckets, DefaultMaxBuckets)),
+	}, nil
+}
+
+// batch is one call's charges: where their buckets live and which shards are
+// locked, once each and in ascending order, so that two calls cannot wait for
+// each other.
+type batch struct {
+	places   [limiter.MaxCharges]place
+	accounts [limiter.MaxCharges]*account
+	locked   [limiter.MaxCharges]uint32
+	locks    int
+}
+
+func (l *Local) lock(b *batch, cs []limiter.Charge) {
+	for i := range cs {
+		p := l.locate(&cs[i].Key)
+		b.places[i] = p
+		at := b.locks
+		for at > 0 && b.locked[at-1] > p.shard {
+			at--
+		}
+		if at > 0 && b.locked[at-1] == p.shard {
+			continue
+		}
+		copy(b.locked[at+1:b.locks+1], b.locked[at:b.locks])
+		b.locked[at] = p.shard
+		b.locks++
+	}
+	l.relock(b)
+}
+
+func (l *Local) relock(b *batch) {
+	for _, s := range b.locked[:b.locks] {
+		l.shards[s].mu.Lock()
+	}
+}
+
+func (l *Local) unlock(b *batch) {
+	for _, s := range b.locked[:b.locks] {
+		l.shards[s].mu.Unlock()
+	}
+}
+
+// Take charges all of cs or none. ds[i] is what the limit of cs[i] decides.
+//
+// It returns -1 if all was charged. Otherwise nothing was, and it returns the
+// index of a refusing charge: of several, the one with the longest RetryAfter,
+// so that to wait that long is enough for each of them. Then ds holds the
+// levels as they are, and its Admitted says which charges would have conformed.
+// It returns TableFull, with ds undefined, if a bucket would have to be made
+// and there is no room.
+//
+// A shadow charge is taken if it conforms (or is left out, if the table is
+// full) and never refuses. Charges on the same bucket count together.
+//
+// Take sets At of every charge, to limiter.NotTaken where nothing is held.
+// A bucket remembers the limit of the highest Revision that it met and decides
+// by that.
+func (l *Local) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) (refused int) {
+	ds = ds[:len(cs)]
+	var b batch
+	l.lock(&b, cs)
+	defer l.unlock(&b)
+	fresh, ok := l.open(&b, now, cs)
+	if !ok {
+		// A sweep needs locks in an order of its own.
+		l.unlock(&b)
+		l.Sweep(now, sweepWhenFull)
+		l.relock(&b)
+		fresh, ok = l.open(&b, now, cs)
+	}
+	refused = TableFull
+	taken := uint32(0)
+	if ok {
+		refused, taken = decide(now, cs, b.accounts[:len(cs)], ds)
+	}
+	for i := range cs {
+		cs[i].At = limiter.NotTaken
+		if taken>>i&1 == 1 {
+			cs[i].At = ds[i].At
+		}
+	}
+	l.closeUnused(&b, now, cs, fresh)
+	return refused
+}
+
+// open finds or makes the charges' accounts. It returns the set of those it
+// made, and false, having made none, if one is missing that has to be there.
+func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok bool) {
+	for i := range cs {
+		p := b.places[i]
+		s := &l.shards[p.shard]
+		_, found := s.find(p.tag, &cs[i].Key)
+		if found == nil {
+			if l.count.Add(1) > l.max {
+				l.count.Add(-1)
+				b.accounts[i] = nil
+				if cs[i].Shadow {
+					continue
+				}
+				l.closeUnused(b, now, cs, fresh)
+				return 0, false
+			}
+			_, found = s.insert(p.tag, &cs[i].Key, cs[i].Limit)
+			fresh |= 1 << i
+		}
+		b.accounts[i] = &found.account
+	}
+	return fresh, true
+}
+
+// closeUnused forgets those fresh buckets that are still full, so that refused
+// requests fill no table.
+func (l *Local) closeUnused(b *batch, now int64, cs []limiter.Charge, fresh uint32) {
+	for ; fresh != 0; fresh &= fresh - 1 {
+		i := bits.TrailingZeros32(fresh)
+		p := b.places[i]
+		s := &l.shards[p.shard]
+		if id, found := s.find(p.tag, &cs[i].Key); found.limit.Full(&found.state, now) {
+			s.remove(p.tag, id)
+			l.count.Add(-1)
+		}
+	}
+}
+
+// decide takes cs from their accounts, all or nothing, where no account is a
+// charge that is left out. It returns what Take does and the set of charges
+// taken.
+func decide(now int64, cs []limiter.Charge, accounts []*account, ds []limiter.Decision) (refused int, taken uint32) {
+	// First, so that a bucket named twice has one limit throughout.
+	for i, a := range accounts {
+		if a != nil {
+			a.supersede(now, cs[i].Limit)
+		}
+	}
+	refused = -1
+	for i, a := range accounts {
+		if a == nil {
+			ds[i] = limiter.Decision{At: now}
+			continue
+		}
+		c := &cs[i]
+		ds[i] = a.limit.Take(&a.state, now, c.Cost, c.Oversize)
+		switch {
+		case ds[i].Admitted:
+			taken |= 1 << i
+		case c.Shadow:
+		case refused < 0 || ds[i].RetryAfter > ds[refused].RetryAfter:
+			refused = i
+		}
+	}
+	if refused < 0 {
+		return refused, taken
+	}
+	// A refund at the instant of the charge undoes it exactly.
+	for ; taken != 0; taken &= taken - 1 {
+		i := bits.TrailingZeros32(taken)
+		accounts[i].limit.Adjust(&accounts[i].state, now, ds[i].At, max(cs[i].Cost, 0))
+	}
+	for i, a := range accounts {
+		if a != nil {
+			level := a.limit.Take(&a.state, now, 0, limiter.Refuse)
+			ds[i].Remaining, ds[i].Reset = level.Remaining, level.Reset
+		}
+	}
+	return refused, 0
+}
+
+// Peek decides as Take would if the table had room, and changes nothing; where
+// all would be charged, ds holds the levels after it.
+func (l *Local) Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) (refused int) {
+	ds = ds[:len(cs)]
+	var b batch
+	var scratch [limiter.MaxCharges]account
+	l.lock(&b, cs)
+	for i := range cs {
+		first := slices.IndexFunc(cs[:i], func(c limiter.Charge) bool { return c.Key == cs[i].Key })
+		if first < 0 {
+			first = i
+			scratch[i].limit = cs[i].Limit
+			if _, found := l.shards[b.places[i].shard].find(b.places[i].tag, &cs[i].Key); found != nil {
+				scratch[i] = account{found.limit, found.state.Clone()}
+			}
+		}
+		b.accounts[i] = &scratch[first]
+	}
+	l.unlock(&b)
+	refused, _ = decide(now, cs, b.accounts[:len(cs)], ds)
+	return refused
+}
+
+// Settle replaces the cost of each charge that Take took by actual[i] ≥ 0, and
+// puts the level after it into ds[i]. What was charged too much comes back as
+// limiter.Adjust says, 0 cancels, a higher figure is charged without asking and
+// may leave debt. A semaphore's slots come back with 0. It updates cs[i].Cost,
+// so to settle a charge again with the same figure changes nothing.
+//
+// A charge that holds nothing is skipped, and so is one whose limit has since
+// become a semaphore or ceased to be one: its units mean something else. Debt
+// is never dropped: for a bucket that was forgotten because it was full again,
+// it makes a new one even above MaxBuckets.
+func (l *Local) Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision) {
+	ds, actual = ds[:len(cs)], actual[:len(cs)]
+	var b batch
+	l.lock(&b, cs)
+	defer l.unlock(&b)
+	for i := range cs {
+		ds[i] = l.settle(now, b.places[i], &cs[i], max(actual[i], 0))
+	}
+}
+
+func (l *Local) settle(now int64, p place, c *limiter.Charge, actual int64) limiter.Decision {
+	s := &l.shards[p.shard]
+	delta := int64(0)
+	if c.At != limiter.NotTaken {
+		delta = max(c.Cost, 0) - actual
+		c.Cost = actual
+	}
+	_, found := s.find(p.tag, &c.Key)
+	if found == nil {
+		if delta >= 0 {
+			return c.Limit.Take(new(limiter.State), now, 0, limiter.Refuse)
+		}
+		l.count.Add(1)
+		_, found = s.insert(p.tag, &c.Key, c.Limit)
+	}
+	found.supersede(now, c.Limit)
+	if delta != 0 && (c.Limit.Algorithm == limiter.Semaphore) == (found.limit.Algorithm == limiter.Semaphore) {
+		found.limit.Adjust(&found.state, now, c.At, delta)
+	}
+	return found.limit.Take(&found.state, now, 0, limiter.Refuse)
+}
 
 // Level is one bucket as an operator sees it.
 type Level struct {
 	Key   limiter.Key
 	Limit limiter.Limit
+	// Level is what is left, negative in debt; Reset the time until it is
+	// full, limiter.Never for a semaphore in use.
 	Level int64
 	Reset time.Duration
 }
 
-// NewLocal returns an empty table.
-func NewLocal(cfg Config) (*Local, error) { return &Local{cfg: cfg}, nil }
+// Levels lists the buckets of a tenant by limit and subject; of tenant "",
+// those that no tenant owns. A bucket that was never used, or was forgotten
+// because it was full, is not among them. It looks at every bucket of the
+// shards concerned, a batch at a time, so it is for people, not for requests.
+func (l *Local) Levels(now int64, tenant string) []Level {
+	shards := l.shards
+	if tenant != "" {
+		p := l.locate(&limiter.Key{Tenant: tenant})
+		shards = shards[p.shard : p.shard+1]
+	}
+	var levels []Level
+	for i := range shards {
+		shards[i].each(func(id uint32, b *bucket) {
+			if b.name[:b.tenantLen] != tenant {
+				return
+			}
+			d := b.limit.Take(&b.state, now, 0, limiter.Refuse)
+			levels = append(levels, Level{b.key(), *b.limit, d.Remaining, d.Reset})
+		})
+	}
+	slices.SortFunc(levels, func(a, b Level) int {
+		return cmp.Or(cmp.Compare(a.Key.Limit, b.Key.Limit), cmp.Compare(a.Key.Subject, b.Key.Subject))
+	})
+	return levels
+}
 
-// Take charges all of cs or none.
-func (l *Local) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) (refused int) { return -1 }
+// each calls f for the live buckets, under the lock, which it gives up between
+// batches.
+func (s *shard) each(f func(id uint32, b *bucket)) {
+	for id, more := uint32(0), true; more; {
+		s.mu.Lock()
+		end := min(id+sweepBatch, s.used)
+		for ; id < end; id++ {
+			if b := s.at(id); b.limit != nil {
+				f(id, b)
+			}
+		}
+		more = id < s.used
+		s.mu.Unlock()
+	}
+}
 
-// Settle replaces each charge's cost by actual[i].
-func (l *Local) Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision) {}
+// Sweep looks at up to budget buckets, going on where the last sweep stopped
+// and round the table at most once, and forgets those that are full. A bucket
+// that is not full is never forgotten. It returns how many it forgot.
+func (l *Local) Sweep(now int64, budget int) (forgotten int) {
+	for range l.shards {
+		s := &l.shards[int(l.sweep.Add(1)-1)&(len(l.shards)-1)]
+		s.mu.Lock()
+		todo := min(budget, int(s.used))
+		s.mu.Unlock()
+		budget -= todo
+		for ; todo > 0; todo -= sweepBatch {
+			forgotten += l.sweepBatch(s, now, min(todo, sweepBatch))
+		}
+		if budget <= 0 {
+			break
+		}
+	}
+	return forgotten
+}
 
-// Peek decides like Take and changes nothing.
-func (l *Local) Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) (refused int) { return -1 }
-
-// Levels lists the buckets of a tenant.
-func (l *Local) Levels(now int64, tenant string) []Level { return nil }
-
-// Sweep forgets full buckets.
-func (l *Local) Sweep(now int64, budget int) (forgotten int) { return 0 }
+// sweepBatch looks at n ids of a shard, free ones included, from its cursor on.
+func (l *Local) sweepBatch(s *shard, now int64, n int) (forgotten int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ; n > 0 && s.live > 0; n-- {
+		id := s.cursor % s.used
+		s.cursor = id + 1
+		b := s.at(id)
+		if b.limit == nil || !b.limit.Full(&b.state, now) {
+			continue
+		}
+		k := b.key()
+		s.remove(l.locate(&k).tag, id)
+		forgotten++
+	}
+	l.count.Add(int64(-forgotten))
+	return forgotten
+}
 
 // Len is the number of buckets.
-func (l *Local) Len() int { return 0 }
+func (l *Local) Len() int { return int(l.count.Load()) }

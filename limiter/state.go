@@ -7,8 +7,8 @@ import (
 
 // State is what one bucket remembers between calls. The zero value was never
 // used and is full. A State belongs to one Limit at a time (Convert carries it
-// to another) and is not safe for concurrent use. It is a plain value that may
-// be copied, except that copies made under a SlidingLog share their log.
+// to another) and is not safe for concurrent use. It is a plain value;
+// under a SlidingLog it refers to its log, and must be copied by Clone.
 type State struct {
 	// last is the newest clock reading seen. An older one is read as this, and
 	// the counters of the two window algorithms belong to the window it is in.
@@ -89,13 +89,20 @@ type Charge struct {
 	At int64
 }
 
-// Peek decides as Take would and changes nothing. Under a SlidingLog it copies
-// the log.
-func (l *Limit) Peek(s *State, now, cost int64, over Oversize) Decision {
+// Clone returns a copy that shares nothing with s. It allocates only under a
+// SlidingLog.
+func (s *State) Clone() State {
 	t := *s
 	if t.log != nil {
 		t.log = t.log.clone()
 	}
+	return t
+}
+
+// Peek decides as Take would and changes nothing. Under a SlidingLog it copies
+// the log.
+func (l *Limit) Peek(s *State, now, cost int64, over Oversize) Decision {
+	t := s.Clone()
 	return l.Take(&t, now, cost, over)
 }
 
