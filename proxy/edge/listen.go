@@ -3,8 +3,8 @@ package edge
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -22,8 +22,6 @@ const (
 	// keepAlive is the pause between TCP probes on a silent connection.
 	keepAlive = 30 * time.Second
 )
-
-var errTooManyConns = errors.New("too many connections from this address")
 
 // Listen listens on cfg.Listen and applies the connection caps, the PROXY protocol and
 // TLS of cfg. The returned listener is for NewServer's Serve.
@@ -167,7 +165,7 @@ func (c *conn) countLate() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	if c.closed || !c.l.shareLocked(ip) {
-		return errTooManyConns
+		return io.EOF // which the server takes without an answer
 	}
 	c.ip = ip
 	return nil

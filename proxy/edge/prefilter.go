@@ -172,7 +172,9 @@ func newTable(n int, interval, burst int64) table {
 }
 
 // ahead is how far w's arrival time lies after now; 0 for a full bucket. What lies
-// further ahead than a bucket can be is from before the clock last came round.
+// further ahead than a bucket can be is from before the clock last came round. (A word
+// untouched for a multiple of 203 days, to within a bucket's depth, is taken at its
+// word: its owner may find its bucket emptier than it is, for as long as it takes to fill.)
 func (t *table) ahead(w, now uint64) uint64 {
 	a := (w - now) & tatMask
 	if a > t.depth+clockSlack {
