@@ -11,6 +11,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Why a body could not be read. They say what to answer: 413, 408, 400, 400, nothing.
@@ -32,6 +33,8 @@ const (
 	minClass  = 12 // the smallest pooled buffer is 1<<minClass bytes, the
 	maxClass  = 24 // largest 1<<maxClass; larger ones go to the garbage collector
 	openClass = 16 // the largest that is taken on the word of Content-Length alone
+
+	linger = time.Second // for the rest of a body that was refused
 )
 
 // Bodies reads request bodies into pooled buffers. It is safe for concurrent use; the
@@ -43,12 +46,14 @@ type Bodies struct {
 // Read reads the body of r, at most limit bytes. A Content-Length above the limit is
 // refused before a byte is read, hence before a client that sent Expect: 100-continue
 // is told to go on. On an error w is told to close the connection, since the rest of the
-// body may stand in it; the error is TooLarge, ErrTooSlow, ErrTruncated, ErrMalformed
+// body may stand in it, and gets a second for that rest; the error is TooLarge, ErrTooSlow, ErrTruncated, ErrMalformed
 // or ErrClientGone. The caller must Release the Body.
 func (bs *Bodies) Read(w http.ResponseWriter, r *http.Request, limit int64) (*Body, error) {
 	b, err := bs.read(r, limit)
 	if err != nil && r.ProtoMajor == 1 {
 		w.Header().Set("Connection", "close")
+		// The server reads on for a while after the answer, lest a reset overtake it.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(linger))
 	}
 	return b, err
 }
