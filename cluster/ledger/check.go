@@ -1,0 +1,363 @@
+package ledger
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"headgate/limiter"
+)
+
+// Names of what a policy may say, in its own spelling.
+var (
+	scopeParts   = []string{"key", "user", "org", "model", "global"}
+	unitNames    = []string{"requests", "concurrency", "tokens", "input_tokens", "output_tokens", "usd"} // cheapest first
+	classNames   = []string{"interactive", "background", "best_effort"}
+	unavailables = []string{"allow", "deny", "local"}
+	oversizes    = []string{"refuse", "debt"}
+	contentModes = []string{"off", "errors", "sample", "all"}
+	redactions   = []string{"email", "phone", "card"}
+	// RouteNames are the groups of routes that a key can be held to.
+	RouteNames = []string{"models", "chat", "completions", "responses", "messages", "embeddings", "audio", "pooling", "tokenize"}
+)
+
+// namePattern is what names may look like: they become header items, labels and log values.
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$`)
+
+// found is a Problem with its place in the YAML.
+type found struct {
+	Problem
+	yamlPath string
+}
+
+// checker gathers problems.
+type checker struct {
+	found []found
+	p     *Policy
+}
+
+// place is where in the policy something stands: for people and for the parser.
+type place struct{ human, yaml string }
+
+func (at place) field(name string) place {
+	if at.human == "" {
+		return place{name, at.yaml + "." + name}
+	}
+	return place{at.human + "." + name, at.yaml + "." + name}
+}
+
+func (at place) item(list string, i int, name string) place {
+	f := at.field(list)
+	if name == "" {
+		name = fmt.Sprint(i)
+	}
+	return place{f.human + "[" + name + "]", fmt.Sprintf("%s[%d]", f.yaml, i)}
+}
+
+func (c *checker) add(at place, format string, args ...any) {
+	if len(c.found) < maxProblems {
+		c.found = append(c.found, found{Problem{Path: at.human, Message: fmt.Sprintf(format, args...)}, at.yaml})
+	}
+}
+
+// name checks a name and that it was not used before.
+func (c *checker) name(at place, name string, seen map[string]bool) {
+	switch {
+	case !namePattern.MatchString(name):
+		c.add(at, "the name %q is empty or has other than letters, digits and . _ : / @ - (128 at most)", name)
+	case seen[name]:
+		c.add(at, "the name %q is used twice; names are unique", name)
+	}
+	seen[name] = true
+}
+
+// oneOf checks a word; "" passes where it is optional.
+func (c *checker) oneOf(at place, word string, words []string, optional bool) {
+	if word == "" && optional || slices.Contains(words, word) {
+		return
+	}
+	c.add(at, "%q is not one of %s; did you mean %q?", word, strings.Join(words, ", "), nearest(word, words))
+}
+
+// ref checks that a name refers to something.
+func (c *checker) ref(at place, kind, name string, known map[string]bool) {
+	if known[name] {
+		return
+	}
+	names := make([]string, 0, len(known))
+	for n := range known {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		c.add(at, "there is no %s %q: the policy has none", kind, name)
+		return
+	}
+	c.add(at, "there is no %s %q; did you mean %q?", kind, name, nearest(name, names))
+}
+
+func (c *checker) notNegative(at place, n int64) {
+	if n < 0 {
+		c.add(at, "%d is negative", n)
+	}
+}
+
+// check finds everything wrong with p.
+func (p *Policy) check() []found {
+	c := &checker{p: p}
+	root := place{"", "$"}
+	if p.Version != 1 {
+		c.add(root.field("version"), "version must be 1, the only one there is")
+	}
+	backends, models, plans, tenants, surfaces := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for i := range p.Backends {
+		c.backend(root.item("backends", i, p.Backends[i].Name), &p.Backends[i], backends)
+	}
+	for i := range p.Models {
+		c.model(root.item("models", i, p.Models[i].Name), &p.Models[i], models, backends)
+	}
+	for i := range p.Models {
+		for j, f := range p.Models[i].Fallback {
+			c.ref(root.item("models", i, p.Models[i].Name).item("fallback", j, ""), "model", f, models)
+		}
+	}
+	globals := map[string]bool{}
+	for i := range p.Global.Limits {
+		c.limit(root.field("global").item("limits", i, p.Global.Limits[i].Name), &p.Global.Limits[i], globals, true)
+	}
+	for i := range p.Plans {
+		c.plan(root.item("plans", i, p.Plans[i].Name), &p.Plans[i], plans, globals)
+	}
+	for i := range p.Surfaces {
+		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces)
+	}
+	for i := range p.Tenants {
+		c.tenant(root.item("tenants", i, p.Tenants[i].Name), &p.Tenants[i], tenants, plans)
+	}
+	ids, hashes := map[string]bool{}, map[string]bool{}
+	for i := range p.Keys {
+		c.key(root.item("keys", i, p.Keys[i].ID), &p.Keys[i], ids, hashes, tenants, models, surfaces)
+	}
+	return c.found
+}
+
+func (c *checker) backend(at place, b *Backend, seen map[string]bool) {
+	c.name(at.field("name"), b.Name, seen)
+	u, err := url.Parse(b.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "dns" {
+		c.add(at.field("url"), "%q is not http://host:port, https://host:port or dns://name:port", b.URL)
+	} else if u.Scheme == "dns" && u.Port() == "" {
+		c.add(at.field("url"), "dns://%s needs a port, as in dns://%s:8000", u.Host, u.Hostname())
+	}
+	c.notNegative(at.field("slots"), int64(b.Slots))
+	if (b.CertFile == "") != (b.KeyFile == "") {
+		c.add(at.field("cert_file"), "cert_file and key_file go together")
+	}
+	if b.HealthPath != "" && !strings.HasPrefix(b.HealthPath, "/") {
+		c.add(at.field("health_path"), "health_path must begin with /")
+	}
+}
+
+func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
+	c.name(at.field("name"), m.Name, seen)
+	for i, a := range m.Aliases {
+		c.name(at.item("aliases", i, ""), a, seen)
+	}
+	if len(m.Backends) == 0 {
+		c.add(at.field("backends"), "a model needs at least one backend")
+	}
+	for i, b := range m.Backends {
+		c.ref(at.item("backends", i, ""), "backend", b, backends)
+	}
+	c.notNegative(at.field("context"), m.Context)
+	c.notNegative(at.field("default_output_tokens"), m.DefaultOutput)
+	c.notNegative(at.field("image_tokens"), m.ImageTokens)
+	c.notNegative(at.field("audio_tokens"), m.AudioTokens)
+}
+
+func (c *checker) plan(at place, p *Plan, seen, globals map[string]bool) {
+	c.name(at.field("name"), p.Name, seen)
+	names := map[string]bool{}
+	for g := range globals {
+		names[g] = true
+	}
+	for i := range p.Limits {
+		c.limit(at.item("limits", i, p.Limits[i].Name), &p.Limits[i], names, false)
+	}
+	if n := len(p.Limits) + len(globals); n > limiter.MaxCharges {
+		c.add(at.field("limits"), "%d limits apply to one request, with the global ones; %d are allowed", n, limiter.MaxCharges)
+	}
+	if len(p.Budgets) > 0 {
+		c.add(at.field("budgets"), "budgets are not available yet; remove them, or limit the unit usd by a rate")
+	}
+	c.oneOf(at.field("oversize"), p.Oversize, oversizes, true)
+	if time.Duration(p.Timeout) > time.Hour {
+		c.add(at.field("timeout"), "a timeout above 1h is not allowed")
+	}
+	for i, s := range p.Ramp {
+		if i > 0 && s.After <= p.Ramp[i-1].After {
+			c.add(at.item("ramp", i, ""), "steps must come in the order of their age")
+		}
+	}
+}
+
+func (c *checker) limit(at place, l *Limit, seen map[string]bool, global bool) {
+	c.name(at.field("name"), l.Name, seen)
+	parts := strings.Split(l.Scope, "+")
+	for _, part := range parts {
+		c.oneOf(at.field("scope"), part, scopeParts, false)
+	}
+	if slices.Contains(parts, "global") && len(parts) > 1 {
+		c.add(at.field("scope"), "global can't be combined")
+	}
+	if global && slices.ContainsFunc(parts, func(s string) bool { return s != "global" && s != "model" }) {
+		c.add(at.field("scope"), "a global limit has scope global or model; put the others into plans")
+	}
+	c.oneOf(at.field("unit"), l.Unit, unitNames, false)
+	c.oneOf(at.field("unavailable"), l.Unavailable, unavailables, true)
+	if time.Duration(l.Wait) > time.Minute {
+		c.add(at.field("wait"), "a wait above 1m is not allowed: clients give up before")
+	}
+	if _, field, err := l.compile(); err != nil {
+		c.add(at.field(field), "%v", err)
+	}
+}
+
+func (c *checker) tenant(at place, t *Tenant, seen, plans map[string]bool) {
+	c.name(at.field("name"), t.Name, seen)
+	c.ref(at.field("plan"), "plan", t.Plan, plans)
+	c.oneOf(at.field("class"), t.Class, classNames, true)
+	cl, in := t.ContentLog, at.field("content_log")
+	c.oneOf(in.field("mode"), cl.Mode, contentModes, true)
+	if cl.Sample != nil && *cl.Sample > factorOne {
+		c.add(in.field("sample"), "a sample is a share between 0 and 1")
+	}
+	if cl.Mode == "sample" && cl.Sample == nil {
+		c.add(in.field("sample"), "mode sample needs a share, as in sample: 0.1")
+	}
+	for i, r := range cl.Redact {
+		if _, err := regexp.Compile(r); err != nil && !slices.Contains(redactions, r) {
+			c.add(in.item("redact", i, ""), "neither one of %s nor a regular expression: %v", strings.Join(redactions, ", "), err)
+		}
+	}
+}
+
+func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces map[string]bool) {
+	c.name(at.field("id"), k.ID, ids)
+	c.ref(at.field("tenant"), "tenant", k.Tenant, tenants)
+	if _, err := parseHash(k.Hash); err != nil {
+		c.add(at.field("hash"), "%v", err)
+	} else if hashes[strings.ToLower(k.Hash)] {
+		c.add(at.field("hash"), "another key has the same hash")
+	}
+	hashes[strings.ToLower(k.Hash)] = true
+	c.oneOf(at.field("class"), k.Class, classNames, true)
+	for i, m := range k.Models {
+		c.ref(at.item("models", i, ""), "model", m, models)
+	}
+	for i, r := range k.Routes {
+		c.oneOf(at.item("routes", i, ""), r, RouteNames, false)
+	}
+	for i, s := range k.Surfaces {
+		if s != "*" {
+			c.ref(at.item("surfaces", i, ""), "surface", s, surfaces)
+		}
+	}
+	if len(k.User) > 256 {
+		c.add(at.field("user"), "a user's name is at most 256 bytes")
+	}
+}
+
+func (c *checker) surface(at place, s *Surface, seen map[string]bool) {
+	c.name(at.field("name"), s.Name, seen)
+	c.oneOf(at.field("share"), s.Share, []string{"user", "tenant"}, true)
+	c.oneOf(at.field("volatility"), s.Volatility, []string{"static", "docs", "live", "personal"}, true)
+	for i, w := range s.Sensitive {
+		c.oneOf(at.item("sensitive", i, ""), w, []string{"personal", "financial", "medical", "legal"}, false)
+	}
+	if s.Exact != nil {
+		c.add(at.field("exact"), "the exact cache is not available yet; remove it")
+	}
+	if s.Semantic != nil {
+		c.add(at.field("semantic"), "the semantic cache is not available yet; remove it")
+	}
+}
+
+// compile turns a limit as written into arithmetic. On an error it names the field.
+func (l *Limit) compile() (spec limiter.Limit, field string, err error) {
+	if l.Unit == "concurrency" {
+		if l.Rate != "" || l.Burst != "" || l.Algorithm != "" {
+			return spec, "rate", fmt.Errorf("concurrency has max, and neither rate, burst nor algorithm")
+		}
+		spec = limiter.Limit{Algorithm: limiter.Semaphore, Burst: l.Max}
+		return spec, "max", spec.Validate()
+	}
+	if l.Max != 0 {
+		return spec, "max", fmt.Errorf("max is for the unit concurrency; write rate and burst")
+	}
+	if l.Algorithm != "" {
+		if spec.Algorithm, err = limiter.ParseAlgorithm(l.Algorithm); err != nil {
+			return spec, "algorithm", err
+		}
+	}
+	if spec.Rate, err = l.parseRate(); err != nil {
+		return spec, "rate", err
+	}
+	if spec.Algorithm == limiter.GCRA {
+		spec.Burst = spec.Rate.Count
+	}
+	if l.Burst != "" {
+		if spec.Burst, err = l.parseAmount(string(l.Burst)); err != nil {
+			return spec, "burst", err
+		}
+	}
+	return spec, "rate", spec.Validate()
+}
+
+func (l *Limit) parseRate() (limiter.Rate, error) {
+	if l.Rate == "" {
+		return limiter.Rate{}, fmt.Errorf("a rate is needed, as in 60000/min")
+	}
+	if l.Unit != "usd" {
+		return limiter.ParseRate(string(l.Rate))
+	}
+	count, period, ok := strings.Cut(string(l.Rate), "/")
+	if !ok {
+		return limiter.Rate{}, fmt.Errorf("rate %q has no period: write dollars/period, as in 10.00/min", l.Rate)
+	}
+	usd, err := ParseUSD(count)
+	if err != nil {
+		return limiter.Rate{}, err
+	}
+	r, err := limiter.ParseRate("1/" + period)
+	r.Count = int64(usd)
+	return r, err
+}
+
+func (l *Limit) parseAmount(s string) (int64, error) {
+	if l.Unit == "usd" {
+		usd, err := ParseUSD(s)
+		return int64(usd), err
+	}
+	r, err := limiter.ParseRate(s + "/s")
+	if err != nil {
+		return 0, fmt.Errorf("burst %q is not a whole number of %s between 1 and %d", s, l.Unit, int64(limiter.MaxUnits))
+	}
+	return r.Count, nil
+}
+
+func parseHash(s string) (h [32]byte, err error) {
+	const form = "write sha256: and the 64 hexadecimal digits that `headgate keys create` prints"
+	digits, ok := strings.CutPrefix(s, "sha256:")
+	if !ok || len(digits) != 64 {
+		return h, fmt.Errorf("not a key's hash: %s", form)
+	}
+	if _, err = hex.Decode(h[:], []byte(digits)); err != nil {
+		return h, fmt.Errorf("not a key's hash (%w): %s", err, form)
+	}
+	return h, nil
+}

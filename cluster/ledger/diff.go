@@ -1,0 +1,97 @@
+package ledger
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Change is one difference between two policies.
+type Change struct {
+	Path string `json:"path"`
+	Old  string `json:"old,omitempty"` // "": added
+	New  string `json:"new,omitempty"` // "": removed
+}
+
+func (c Change) String() string {
+	switch {
+	case c.Old == "":
+		return fmt.Sprintf("+ %s: %s", c.Path, c.New)
+	case c.New == "":
+		return fmt.Sprintf("- %s: %s", c.Path, c.Old)
+	}
+	return fmt.Sprintf("~ %s: %s -> %s", c.Path, c.Old, c.New)
+}
+
+// Diff lists what changes from old to new, in the order of the paths. Entries of lists
+// are matched by name (keys by id), so that moving one is no change.
+func Diff(old, new *Policy) []Change {
+	a, b := map[string]string{}, map[string]string{}
+	flatten("", reflect.ValueOf(*old), a)
+	flatten("", reflect.ValueOf(*new), b)
+	var out []Change
+	for path, v := range a {
+		if b[path] != v {
+			out = append(out, Change{path, v, b[path]})
+		}
+	}
+	for path, v := range b {
+		if _, ok := a[path]; !ok {
+			out = append(out, Change{path, "", v})
+		}
+	}
+	slices.SortFunc(out, func(x, y Change) int { return strings.Compare(x.Path, y.Path) })
+	return out
+}
+
+// flatten writes every set leaf of v under its path. Zero values count as unset.
+func flatten(path string, v reflect.Value, out map[string]string) {
+	if v.IsZero() {
+		return
+	}
+	if s, ok := v.Interface().(fmt.Stringer); ok {
+		out[path] = s.String()
+		return
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		flatten(path, v.Elem(), out)
+	case reflect.Struct:
+		if d, ok := v.Interface().(Date); ok {
+			text, _ := d.MarshalYAML() // never fails
+			out[path] = string(text)
+			return
+		}
+		for i := range v.NumField() {
+			tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+			flatten(strings.TrimPrefix(path+"."+tag, "."), v.Field(i), out)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			item := v.Index(i)
+			name := fmt.Sprint(i)
+			if item.Kind() == reflect.Struct {
+				for _, id := range [...]string{"Name", "ID"} {
+					if f := item.FieldByName(id); f.IsValid() && (id == "ID" || !item.FieldByName("ID").IsValid()) {
+						name = f.String()
+					}
+				}
+			}
+			flatten(path+"["+name+"]", item, out)
+		}
+	default:
+		out[path] = fmt.Sprint(v.Interface())
+	}
+}
+
+// String gives the policy's spelling.
+func (d Duration) String() string {
+	text, _ := d.MarshalYAML() // never fails
+	return string(text)
+}
+
+// String gives a decimal.
+func (f Factor) String() string {
+	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%d.%06d", f/factorOne, f%factorOne), "0"), ".")
+}

@@ -1,0 +1,29 @@
+// Package ledger holds what a cluster agrees on. So far that is the policy: who may use
+// which model, at what price, within which limits.
+//
+// # Purpose
+//
+// ParsePolicy reads the operator's YAML strictly; Policy.Validate finds everything that
+// cannot work, each with its path, its line and its remedy; Diff shows what a change
+// changes; Policy.Index resolves keys. NewKey makes a key and its hash.
+//
+// # Invariants
+//
+//   - A policy that parsed has been validated: no other can be indexed or applied.
+//   - Money is an int64 of nano-dollars, read from decimal strings. No float touches it.
+//   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log.
+//   - An Index never changes. A new revision is a new Index; the limits of one tenant are
+//     the same pointers for all its keys.
+//   - Input is bounded: maxPolicySize, maxNesting, maxProblems, limiter.MaxCharges limits
+//     on one request. Anchors and aliases are refused.
+//
+// # Left out
+//
+// Budgets, caches and replication do not exist yet. A policy that names budgets or a
+// surface's exact or semantic cache is refused: a setting that is accepted and does
+// nothing would be a lie.
+//
+// # How it fails
+//
+// ParsePolicy returns Problems, all of them at once, and no policy. Nothing here does I/O.
+package ledger

@@ -1,0 +1,401 @@
+package ledger
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"pgregory.net/rapid"
+
+	"headgate/limiter"
+)
+
+const zeroHash = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+// example has every section and every field that exists.
+var example = `version: 1
+backends:
+  - {name: vllm-a, url: "http://127.0.0.1:8000", slots: 64, api_key_env: VLLM_A_KEY}
+  - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health}
+models:
+  - {name: llama-8b, aliases: [small], backends: [vllm-a, pods], upstream_model: meta-llama/Llama-3.1-8B-Instruct, version: "2026-05", context: 131072,
+     price_per_million: {input: "0.20", cached_input: "0.02", cache_write: "0.25", output: "0.60"}, price_flat: {request: "0.000001", image: "0.001", audio_second: "0.0001"},
+     default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b]}
+  - {name: llama-1b, backends: [vllm-a]}
+plans:
+  - name: pro
+    tier: 2
+    limits:
+      - {name: org-tokens,   scope: org, unit: tokens,      rate: 60000/min, burst: 60000, unavailable: local}
+      - {name: key-requests, scope: key, unit: requests,    rate: 600/min,   burst: 50, wait: 500ms}
+      - {name: key-inflight, scope: key, unit: concurrency, max: 8}
+      - {name: org-day,      scope: org, unit: requests,    algorithm: fixed_window, rate: 100000/day, shadow: true}
+      - {name: money,        scope: org+model, unit: usd,   rate: 10.00/min, burst: "2.50"}
+      - {name: per-model,    scope: model, unit: requests,  rate: 10/s}
+    budgets: []
+    oversize: refuse
+    timeout: 60s
+    ramp: [{after: 0d, factor: 0.2}, {after: 14d, factor: 1.0}]
+tenants:
+  - {name: acme, plan: pro, class: interactive, since: 2026-01-15, standing: 0.5, content_log: {mode: sample, sample: 0.1, retention: 30d, redact: [email, "[0-9]{9}"], path: /var/log/hg}}
+  - {name: old, plan: pro}
+keys:
+  - {id: k1, tenant: acme, hash: "` + zeroHash + `", user: u, class: background, expires: 2027-01-01, models: [llama-8b], routes: [chat], surfaces: [docs-bot], assert_user: true}
+surfaces:
+  - {name: docs-bot, template_version: "7", share: tenant, sensitive: [], volatility: docs}
+global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}]}
+`
+
+func mustParse(t testing.TB, text string) *Policy {
+	t.Helper()
+	p, err := ParsePolicy([]byte(text))
+	if err != nil {
+		t.Fatalf("ParsePolicy: %v", err)
+	}
+	return p
+}
+
+func TestParseExample(t *testing.T) {
+	p := mustParse(t, example)
+	if got := p.Models[0].Price.Input; got != 200_000_000 {
+		t.Errorf("input price is %d nano-dollars, want 200000000", got)
+	}
+	if got := p.Models[0].BytesPerToken; got != 3_500_000 {
+		t.Errorf("bytes per token are %d millionths", got)
+	}
+	if got := time.Duration(p.Plans[0].Ramp[1].After); got != 14*24*time.Hour {
+		t.Errorf("ramp after %v", got)
+	}
+	if d := Diff(p, p); len(d) != 0 {
+		t.Errorf("a policy differs from itself: %v", d)
+	}
+}
+
+func TestParseRoundTrip(t *testing.T) {
+	p := mustParse(t, example)
+	text, err := yaml.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := Diff(p, mustParse(t, string(text))); len(d) != 0 {
+		t.Errorf("after writing and reading back: %v", d)
+	}
+}
+
+func TestParseInlineEmptySections(t *testing.T) {
+	p := mustParse(t, `version: 1
+backends: [{name: b, url: "http://127.0.0.1:1", slots: 256}]
+models:
+  - {name: m, backends: [b], version: "1", context: 100000, price_per_million: {input: "1.00", cached_input: "1.00", output: "1.00"}, default_output_tokens: 16}
+plans:
+  - name: p
+    tier: 1
+    limits: []
+    budgets: []
+tenants: [{name: dev, plan: p}]
+surfaces: []
+
+`)
+	if len(p.Tenants) != 1 {
+		t.Errorf("tenants: %v", p.Tenants)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	replace := func(old, new string) string {
+		if !strings.Contains(example, old) {
+			t.Fatalf("the example lacks %q", old)
+		}
+		return strings.Replace(example, old, new, 1)
+	}
+	for name, c := range map[string]struct{ text, want string }{
+		"unknown field":     {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
+		"its line":          {replace("oversize: refuse", "oversized: refuse"), "line 21:"},
+		"money as a float":  {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
+		"money with dust":   {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
+		"duplicate key":     {replace("tier: 2", "tier: 2\n    tier: 3"), "line 13"},
+		"budgets":           {replace("budgets: []", `budgets: [{name: m}]`), "plans[pro].budgets: budgets are not available yet"},
+		"exact cache":       {replace("volatility: docs", "volatility: docs, exact: {ttl: 1h}"), "surfaces[docs-bot].exact"},
+		"semantic cache":    {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
+		"no such backend":   {replace("backends: [vllm-a]}", "backends: [vllm-b]}"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
+		"no such plan":      {replace("{name: old, plan: pro}", "{name: old, plan: prp}"), `tenants[old].plan: there is no plan "prp"; did you mean "pro"`},
+		"scope":             {replace("scope: org+model", "scope: org+modle"), `did you mean "model"`},
+		"global combined":   {replace("scope: org+model", "scope: org+global"), "global can't be combined"},
+		"global on org":     {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
+		"unit":              {replace("unit: usd", "unit: dollars"), "is not one of requests"},
+		"rate":              {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
+		"its rate's line":   {replace("rate: 60000/min", "rate: 60000"), "line 14:"},
+		"zero rate":         {replace("rate: 60000/min", "rate: 0/min"), "zero"},
+		"burst":             {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
+		"slots with a rate": {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},
+		"no slots":          {replace("max: 8", "max: 0"), "plans[pro].limits[key-inflight].max"},
+		"max on requests":   {replace("wait: 500ms", "max: 3"), "max is for the unit concurrency"},
+		"long wait":         {replace("wait: 500ms", "wait: 2m"), "above 1m"},
+		"same limit name":   {replace("name: org-day", "name: org-tokens"), "used twice"},
+		"global's name":     {replace("name: org-day", "name: fleet"), "used twice"},
+		"bad name":          {replace("name: org-day", `name: "or\"g"`), "letters, digits"},
+		"hash":              {replace(zeroHash, "sha256:00"), "keys[k1].hash"},
+		"date":              {replace("2027-01-01", "soon"), "is not a date"},
+		"duration":          {replace("timeout: 60s", "timeout: 60"), "is not a duration"},
+		"ramp order":        {replace("after: 14d", "after: 0d"), "in the order of their age"},
+		"redaction":         {replace(`"[0-9]{9}"`, `"[0-9"`), "regular expression"},
+		"anchor":            {replace("tier: 2", "tier: &a 2"), "anchors"},
+		"version":           {replace("version: 1", "version: 2"), "version must be 1"},
+		"two documents":     {example + "---\nversion: 1\n", "one YAML document"},
+		"deep":              {"version: " + strings.Repeat("[", 1_000_000), "nested"},
+		"deep block":        {strings.Repeat("- ", 1_000_000), "nests"},
+		"binary":            {"\x00\x01", ""},
+		"empty":             {"", "version must be 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := ParsePolicy([]byte(c.text))
+			if err == nil || p != nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestParseReportsAllAtOnceButNotForEver(t *testing.T) {
+	text := "version: 1\ntenants:\n" + strings.Repeat("  - {name: '', plan: x}\n", 500)
+	_, err := ParsePolicy([]byte(text))
+	if ps, ok := err.(Problems); !ok || len(ps) != maxProblems {
+		t.Errorf("%T of %d problems, want %d", err, len(ps), maxProblems)
+	}
+}
+
+func TestTooManyLimits(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("version: 1\nplans:\n  - name: p\n    limits:\n")
+	for i := range limiter.MaxCharges + 1 {
+		fmt.Fprintf(&b, "      - {name: l%d, scope: org, unit: requests, rate: 1/s}\n", i)
+	}
+	if _, err := ParsePolicy([]byte(b.String())); err == nil || !strings.Contains(err.Error(), "17 limits apply") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestIndexResolvesAndRamps(t *testing.T) {
+	p := mustParse(t, example)
+	day := func(s string) time.Time { d, _ := time.Parse(time.DateOnly, s); return d }
+	young, err := p.Index(day("2026-01-20"), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, ok := young.Lookup([32]byte{})
+	if !ok || c.Tenant.Name != "acme" || c.Plan.Name != "pro" {
+		t.Fatalf("Lookup: %+v %v", c, ok)
+	}
+	if _, ok := young.Lookup([32]byte{1}); ok {
+		t.Error("an unknown hash was found")
+	}
+	if want := day("2026-01-29"); !young.NextRamp.Equal(want) {
+		t.Errorf("next ramp at %v, want %v", young.NextRamp, want)
+	}
+	byName := func(c *Caller) map[string]ResolvedLimit {
+		m := map[string]ResolvedLimit{}
+		for _, l := range c.Limits {
+			m[l.Name] = l
+		}
+		return m
+	}
+	ls := byName(c)
+	// standing 0.5 × ramp 0.2
+	if got := *ls["org-tokens"].Spec; got != (limiter.Limit{Rate: limiter.Rate{Count: 6000, Per: time.Minute}, Burst: 6000, Revision: 7}) {
+		t.Errorf("org-tokens is %+v", got)
+	}
+	if got := ls["key-inflight"].Spec.Burst; got != 1 {
+		t.Errorf("0.1 of 8 slots is %d, want 1: never below", got)
+	}
+	if got := ls["money"].Spec; got.Rate.Count != 1_000_000_000 || got.Burst != 250_000_000 {
+		t.Errorf("money is %+v", got)
+	}
+	if got := ls["fleet"].Spec.Burst; got != 2_000_000 || ls["fleet"].Bucket != "fleet" {
+		t.Errorf("a ramp changed the fleet's limit: %d", got)
+	}
+	if ls["per-model"].Bucket != "pro/per-model" {
+		t.Errorf("bucket %q", ls["per-model"].Bucket)
+	}
+	for i := 1; i < len(c.Limits); i++ {
+		if rank(c.Limits[i].Unit) < rank(c.Limits[i-1].Unit) {
+			t.Errorf("%s comes before %s", c.Limits[i-1].Name, c.Limits[i].Name)
+		}
+	}
+	grown, err := p.Index(day("2026-01-29"), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ = grown.Lookup([32]byte{})
+	if got := byName(c)["org-tokens"].Spec.Burst; got != 30000 || !grown.NextRamp.IsZero() {
+		t.Errorf("after the ramp: burst %d, next %v", got, grown.NextRamp)
+	}
+}
+
+func rank(unit string) int {
+	for i, u := range unitNames {
+		if u == unit {
+			return i
+		}
+	}
+	return -1
+}
+
+func TestDiffNamesWhatChanged(t *testing.T) {
+	a := mustParse(t, example)
+	b := mustParse(t, strings.NewReplacer("rate: 60000/min, burst: 60000", "rate: 90000/min, burst: 60000", "  - {name: old, plan: pro}\n", "").Replace(example))
+	var lines []string
+	for _, c := range Diff(a, b) {
+		lines = append(lines, c.String())
+	}
+	want := "~ plans[pro].limits[org-tokens].rate: 60000/min -> 90000/min\n- tenants[old].name: old\n- tenants[old].plan: pro"
+	if got := strings.Join(lines, "\n"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestCostGolden prices OpenAI's and Anthropic's shapes of the same answer: 1000 input
+// tokens, 400 of them cached, 100 written to the cache, 50 out.
+func TestCostGolden(t *testing.T) {
+	usd := func(s string) *NanoUSD { n, err := ParseUSD(s); must(t, err); return &n }
+	m := Model{Price: Price{Input: *usd("2.00"), CachedInput: usd("0.50"), CacheWrite: usd("2.50"), Output: *usd("8.00")}}
+	openai := Usage{Input: 1000, CachedInput: 400, Output: 50}
+	anthropic := Usage{Input: 500 + 400 + 100, CachedInput: 400, CacheWrite: 100, Output: 50}
+	for _, c := range []struct {
+		name string
+		m    Model
+		u    Usage
+		want NanoUSD
+	}{
+		{"openai", m, openai, 600*2000 + 400*500 + 50*8000},
+		{"anthropic", m, anthropic, 500*2000 + 400*500 + 100*2500 + 50*8000},
+		{"no cached price", Model{Price: Price{Input: *usd("2.00")}}, openai, 1000 * 2000},
+		{"rounded up once", Model{Price: Price{Input: 1, Output: 1}}, Usage{Input: 1, Output: 1}, 1},
+		{"cached beyond input", m, Usage{Input: 10, CachedInput: 50}, 10 * 500},
+		{"negative", m, Usage{Input: -5, Output: -5, CachedInput: -1}, 0},
+		{"flat", Model{Flat: Flat{Request: 7, Image: 11, AudioSecond: 13}}, Usage{Images: 2, AudioSeconds: 3}, 7 + 22 + 39},
+		{"saturates", Model{Price: Price{Input: math.MaxInt64, Output: math.MaxInt64}}, Usage{Input: math.MaxInt64, Output: math.MaxInt64}, math.MaxInt64},
+	} {
+		if got := c.m.Cost(c.u); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestCostAgainstBigInt(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64Range(0, 1<<53)
+		price := rapid.Map(rapid.Int64Range(0, 1<<40), func(i int64) NanoUSD { return NanoUSD(i) })
+		in := n.Draw(t, "in")
+		cached := rapid.Int64Range(0, in).Draw(t, "cached")
+		cp := price.Draw(t, "cached price")
+		m := Model{Price: Price{Input: price.Draw(t, "input price"), CachedInput: &cp, Output: price.Draw(t, "output price")}}
+		out := n.Draw(t, "out")
+		sum := new(big.Int)
+		for _, x := range [][2]int64{{in - cached, int64(m.Price.Input)}, {cached, int64(cp)}, {out, int64(m.Price.Output)}} {
+			sum.Add(sum, new(big.Int).Mul(big.NewInt(x[0]), big.NewInt(x[1])))
+		}
+		sum.Add(sum, big.NewInt(999_999)).Div(sum, big.NewInt(1_000_000))
+		want := NanoUSD(math.MaxInt64)
+		if sum.IsInt64() {
+			want = NanoUSD(sum.Int64())
+		}
+		if got := m.Cost(Usage{Input: in, CachedInput: cached, Output: out}); got != want {
+			t.Fatalf("%d, want %d", got, want)
+		}
+	})
+}
+
+func TestUSD(t *testing.T) {
+	for s, want := range map[string]NanoUSD{"0": 0, "250.00": 250e9, "0.000000001": 1, "999999999.999999999": 999999999999999999} {
+		got, err := ParseUSD(s)
+		if err != nil || got != want {
+			t.Errorf("%s: %d %v", s, got, err)
+		}
+		if back, err := ParseUSD(got.String()); err != nil || back != got {
+			t.Errorf("%s printed as %s", s, got)
+		}
+	}
+	for _, s := range []string{"", ".5", "1.", "-1", "1e3", "1,5", "1.0000000000", "1234567890"} {
+		if _, err := ParseUSD(s); err == nil {
+			t.Errorf("%q was taken for money", s)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	secret, hash, err := NewKey(rand.Reader, true)
+	must(t, err)
+	if !strings.HasPrefix(secret, "hg_live_") || CheckFormat(secret) != nil || HashKey(secret) != hash {
+		t.Errorf("a fresh key is not well formed: %v", CheckFormat(secret))
+	}
+	if back, err := parseHash(FormatHash(hash)); err != nil || back != hash {
+		t.Errorf("FormatHash: %v", err)
+	}
+	for i := range secret { // any one character mistyped shows
+		b := []byte(secret)
+		b[i] ^= 1
+		if err := CheckFormat(string(b)); err == nil || strings.Contains(err.Error(), secret[10:]) {
+			t.Fatalf("character %d mistyped: %v", i, err)
+		}
+	}
+	if d := DisplayKey(secret); strings.Contains(d, secret[12:len(secret)-4]) || len(d) > 24 {
+		t.Errorf("shown as %s", d)
+	}
+	if _, _, err := NewKey(bytes.NewReader(make([]byte, 31)), false); err == nil {
+		t.Error("a key was made of 31 bytes")
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzParsePolicy(f *testing.F) {
+	f.Add([]byte(example))
+	f.Add([]byte("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: usd, rate: 1.5/h}]}]"))
+	f.Add([]byte("a: &a [*a]"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := ParsePolicy(text)
+		if err != nil {
+			if len(err.(Problems)) == 0 {
+				t.Fatal("an error without a problem")
+			}
+			return
+		}
+		if err := p.Validate(); err != nil {
+			t.Fatalf("parsed and not valid: %v", err)
+		}
+		if d := Diff(p, p); len(d) != 0 {
+			t.Fatalf("differs from itself: %v", d)
+		}
+		if _, err := p.Index(time.Unix(1e9, 0), 1); err != nil {
+			t.Fatalf("valid and not indexable: %v", err)
+		}
+	})
+}
+
+func BenchmarkIndex(b *testing.B) {
+	var text strings.Builder
+	text.WriteString("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: tokens, rate: 1/s}]}]\ntenants:\n")
+	for i := range 10_000 {
+		fmt.Fprintf(&text, "- {name: t%d, plan: p}\n", i)
+	}
+	p := mustParse(b, text.String())
+	for i := range 100_000 {
+		p.Keys = append(p.Keys, Key{ID: fmt.Sprint(i), Tenant: fmt.Sprintf("t%d", i%10_000), Hash: fmt.Sprintf("sha256:%064x", i)})
+	}
+	for b.Loop() {
+		if _, err := p.Index(time.Unix(1e9, 0), 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
