@@ -23,13 +23,6 @@ type spans struct {
 
 type span struct{ start, end int }
 
-// interpreted are the names of the top level whose meaning the meter knows. A name that
-// differs from one of them in case only is refused: some servers would take it for it.
-var interpreted = [...]string{
-	"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
-	"n", "best_of", "user", "previous_response_id", "background",
-}
-
 // top reads a member of the body itself.
 func (m *meter) top(name []byte, v int) int {
 	m.field = clip(name)
@@ -70,17 +63,23 @@ func (m *meter) top(name []byte, v int) int {
 	return m.value(v, at)
 }
 
-// folds tells whether name is an interpreted one in other case. Plain lower-case names,
-// which nearly all are, do not reach the comparison.
+// folds tells whether name differs in case only from one whose meaning the meter knows:
+// some servers would take it for that one. Plain lower-case names, which nearly all are,
+// do not reach the comparison.
 func folds(name []byte) bool {
+	plain := true
 	for _, c := range name {
-		if c >= 'A' && c <= 'Z' || c >= 0x80 {
-			for _, known := range interpreted {
-				if bytes.EqualFold(name, []byte(known)) {
-					return true
-				}
-			}
-			return false
+		plain = plain && c < 0x80 && (c < 'A' || c > 'Z')
+	}
+	if plain {
+		return false
+	}
+	for _, known := range [...]string{
+		"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
+		"n", "best_of", "user", "previous_response_id", "background",
+	} {
+		if bytes.EqualFold(name, []byte(known)) {
+			return true
 		}
 	}
 	return false

@@ -19,7 +19,7 @@ const (
 // encodings, no field of ours twice; whatever a second parser could read differently is
 // an *InputError. boundary is the parameter of the Content-Type.
 func MeterMultipart(boundary string, body []byte) (Request, error) {
-	f := form{body: body, delimiter: "--" + boundary, req: Request{MaxOutput: -1, Sequences: 1, Inputs: 1}}
+	f := form{body: body, delimiter: "--" + boundary, seen: map[string]bool{}, req: Request{MaxOutput: -1, Sequences: 1, Inputs: 1}}
 	f.req.spans = spans{form: true, kind: Audio}
 	if boundary == "" || len(boundary) > maxBoundary || strings.ContainsAny(boundary, "\r\n") {
 		return Request{}, &InputError{Problem: "the Content-Type has no usable boundary"}
@@ -49,14 +49,19 @@ type form struct {
 	body      []byte
 	delimiter string
 	req       Request
-	seen      [len(formFields)]bool
+	seen      map[string]bool // interpreted fields
 	n         int64
 }
 
-// formFields are the fields that the meter interprets, each at most once.
-var formFields = [...]string{
-	"model", "stream", "stream_include_usage", "stream_continuous_usage_stats",
-	"max_tokens", "max_completion_tokens", "n", "user", "prompt",
+// interpretedField tells whether the meter knows what a field means; such a field may
+// occur once.
+func interpretedField(name string) bool {
+	switch name {
+	case "model", "stream", "stream_include_usage", "stream_continuous_usage_stats",
+		"max_tokens", "max_completion_tokens", "n", "user", "prompt":
+		return true
+	}
+	return false
 }
 
 // part reads the part whose headers start at i.
@@ -98,7 +103,7 @@ func (f *form) part(i int) (next int, last bool, err error) {
 // disposition reads the headers of a part.
 func disposition(headers string) (name string, file bool, problem string) {
 	found := false
-	for _, line := range strings.Split(headers, "\r\n") {
+	for line := range strings.SplitSeq(headers, "\r\n") {
 		key, value, ok := strings.Cut(line, ":")
 		if !ok || strings.ContainsAny(key, " \t\r\n") || strings.ContainsAny(value, "\r\n") {
 			return "", false, "a form field has a malformed header"
@@ -114,7 +119,7 @@ func disposition(headers string) (name string, file bool, problem string) {
 			kind, params, err := mime.ParseMediaType(value)
 			name = params["name"]
 			plain := strings.HasPrefix(strings.TrimLeft(value, " "), `form-data; name="`+name+`"`)
-			if err != nil || kind != "form-data" || name == "" || !plain || strings.Contains(value, " name*") {
+			if err != nil || kind != "form-data" || name == "" || !plain || strings.ContainsAny(name, `"\\`) || strings.Contains(value, " name*") {
 				return "", false, `a form field's Content-Disposition must read: form-data; name="…"`
 			}
 			_, file = params["filename"]
@@ -132,13 +137,11 @@ func (f *form) field(name string, at span) (err error) {
 	bad := func(problem string) error {
 		return &InputError{Offset: int64(at.start), Field: clip([]byte(name)), Problem: problem}
 	}
-	for i, known := range formFields {
-		if known == name {
-			if f.seen[i] {
-				return bad("the field occurs twice; send it once")
-			}
-			f.seen[i] = true
+	if interpretedField(name) {
+		if f.seen[name] {
+			return bad("the field occurs twice; send it once")
 		}
+		f.seen[name] = true
 	}
 	r, problem := &f.req, ""
 	switch name {

@@ -24,7 +24,7 @@ const (
 // time. It fails with *InputError for anything that two JSON parsers could read
 // differently, and for values of the fields it needs that the upstream would refuse or
 // coerce. It keeps no reference to body. Memory beside the body is bounded by maxNames
-// and by the length of the longest name.
+// and by the names written with escapes in the objects open at one time.
 func Meter(kind Kind, body []byte) (Request, error) {
 	m := meter{kind: kind, body: body, req: Request{MaxOutput: -1}}
 	m.names.body = body

@@ -8,7 +8,7 @@ import (
 )
 
 // maxNames bounds the names of all objects that are open at one point of a body: the
-// memory of the search for duplicates (about 2 MiB at the bound). A body may hold any
+// memory of the search for duplicates (about 3 MiB at the bound). A body may hold any
 // number of objects one after another.
 const maxNames = 1 << 16
 
