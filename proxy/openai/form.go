@@ -77,7 +77,8 @@ func (f *form) part(i int) (next int, last bool, err error) {
 	start := i + head + 4
 	size := bytes.Index(f.body[start:], []byte("\r\n"+f.delimiter))
 	if size < 0 || bytes.HasPrefix(f.body[start:], []byte(f.delimiter)) {
-		return 0, false, &InputError{Offset: int64(start), Field: clip([]byte(name)), Problem: "the field does not end with the boundary on a line of its own"}
+		const problem = "the field does not end with the boundary on a line of its own"
+		return 0, false, &InputError{Offset: int64(start), Field: clip([]byte(name)), Problem: problem}
 	}
 	end := start + size
 	next = end + 2 + len(f.delimiter)

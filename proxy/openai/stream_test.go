@@ -169,6 +169,7 @@ func TestStream(t *testing.T) {
 		{name: "not JSON passes", in: "data: {\"choices\":[\n\ndata: oops\n\ndata: }\n\n", want: result{}},
 		{name: "anthropic, cut before the end", kind: Message, in: msgStart + msgText + msgText, want: result{generated: 2, usage: Usage{Input: 17, CachedInput: 10, CacheWrite: 2, Output: 2, Known: true}}},
 		{name: "anthropic", kind: Message, in: msgStart + msgText + msgDelta + msgStop, want: result{generated: 1, lasts: 1, complete: true, usage: Usage{Input: 17, CachedInput: 10, CacheWrite: 2, Output: 7, Known: true}}},
+		{name: "done after the end", kind: Message, in: msgStart + msgDelta + msgStop + done, want: result{lasts: 2, complete: true, usage: Usage{Input: 17, CachedInput: 10, CacheWrite: 2, Output: 7, Known: true}}},
 		{name: "anthropic, input at the end", kind: Message, in: msgStart + strings.Replace(msgDelta, `"output_tokens"`, `"input_tokens":6,"output_tokens"`, 1), want: result{usage: Usage{Input: 18, CachedInput: 10, CacheWrite: 2, Output: 7, Known: true}}},
 		{name: "anthropic tool call and thinking", kind: Message, in: strings.Replace(msgText, `"text":"hi"`, `"partial_json":"{"`, 1) + strings.Replace(msgText, `"text":"hi"`, `"thinking":"hm"`, 1) + strings.Replace(msgText, `"text":"hi"`, `"signature":"abc"`, 1), want: result{generated: 2}},
 		{name: "anthropic error", kind: Message, in: "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n", want: result{failure: Failure{"Overloaded", "overloaded_error", ""}}},

@@ -76,7 +76,9 @@ type Usage struct {
 type Failure struct{ Message, Type, Code string }
 
 // Frame is one server-sent event with its blank line, or a stretch of one that is
-// longer than MaxFrame. Raw is valid during the call of emit only.
+// longer than MaxFrame. Raw is valid during the call of emit only. Last says that the
+// answer is whole: it may be settled before Raw is passed on. Should bytes follow all the
+// same (some servers end every stream with [DONE]), they still come as frames.
 type Frame struct {
 	Raw  []byte
 	Last bool // [DONE], message_stop, response.completed, failed or incomplete
