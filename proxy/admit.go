@@ -150,16 +150,18 @@ func (x *exchange) settle(o outcome) {
 	if !r.open {
 		return
 	}
-	r.open = false
 	var in, out, usd int64
 	switch o {
 	case outcomeAnswered:
 		u := x.answer.usage
 		in, out = u.Input, u.Output
-		usd = x.model.Cost(u, int64(x.in.Images), u.AudioSeconds)
+		if x.route.metered {
+			usd = x.model.Cost(u, int64(x.in.Images), u.AudioSeconds)
+		}
 	case outcomeUnknown:
 		in, out, usd = r.inTokens, r.outTokens, r.nanoUSD
 	}
+	r.open = false // not before: should the price have panicked, the slot must still come back
 	x.answer.inTokens, x.answer.outTokens, x.answer.nanoUSD = in, out, usd
 	var actual [limiter.MaxCharges]int64
 	for i, l := range r.limits[:r.n] {

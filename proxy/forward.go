@@ -69,13 +69,19 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 	if err != nil {
 		return err
 	}
-	x.answer.backend = slot.Name()
+	x.answer.backend, x.slot = slot.Name(), slot
 	resp, err := slot.RoundTrip(req)
 	if err != nil {
 		return x.unanswered(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	err = x.relay(ctx, resp, func() { silence.Reset(x.timeout) })
+	if err != nil && !x.answer.started { // the error that will be sent is ours: no header of the backend's describes it
+		for name := range resp.Header {
+			x.w.Header().Del(name)
+		}
+		x.w.Header().Set("X-Request-Id", x.id)
+	}
 	if err != nil && x.r.Context().Err() == nil {
 		slot.Fail(err)
 	}
@@ -163,12 +169,12 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 	dst := &sink{x: x}
 	switch enc := resp.Header.Get("Content-Encoding"); {
 	case enc == "gzip":
-		zr, err := gzip.NewReader(src)
+		zr, err := gzip.NewReader(resp.Body)
 		if err != nil {
 			x.settle(outcomeUnknown)
 			return err
 		}
-		src.r, src.raw = zr, resp.Body
+		src.r = zr
 		h.Del("Content-Length")
 		if acceptsGzip(x.r) {
 			dst.zip = gzip.NewWriter(x.w)
@@ -218,8 +224,10 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		switch {
 		case err == nil:
 		case err == io.EOF:
+			// What ends without a blank line is read only now, and settled before it goes out.
+			ended := s.End(func(f openai.Frame) error { f.Last = true; return emit(f) })
 			x.settleStream(s)
-			if s.End(emit) != nil || dst.Close() != nil {
+			if ended != nil || dst.Close() != nil {
 				return x.clientGone(s)
 			}
 			return nil
@@ -245,6 +253,7 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	if !x.answer.started {
 		return e
 	}
+	x.slot.Fail(cause)
 	if dst.Write(e.inBand(x.route.kind)) == nil {
 		_ = dst.Close() // best effort: the client may be gone too
 	}
@@ -275,6 +284,7 @@ func (x *exchange) settleStream(s *openai.Stream) {
 		}
 	}
 	x.settleUsage(u, s.Complete())
+	x.slot.Release() // like the caller's own slots: free before the last byte goes out
 }
 
 // settleUsage settles for an answer and learns from it if it was whole.
@@ -348,8 +358,9 @@ func (x *exchange) relayBody(src *source, dst *sink, status int) error {
 	}
 }
 
-// settleBody settles for a whole answer.
+// settleBody settles for a whole answer, and frees the backend's slot like the caller's own.
 func (x *exchange) settleBody(scan *openai.Scanner, status int) {
+	x.slot.Release()
 	x.answer.failure = scan.Failure()
 	x.own(scan.ResponseID())
 	u := scan.Usage()
@@ -427,7 +438,6 @@ func (x *exchange) own(id string) {
 type source struct {
 	ctx   context.Context
 	r     io.Reader
-	raw   io.Reader
 	alive func()
 }
 

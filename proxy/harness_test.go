@@ -504,3 +504,23 @@ const (
 	exact         = `{"model":"m","prompt":[1,2,3,4],"max_tokens":6}`
 	exactStreamed = `{"model":"m","prompt":[1,2,3,4],"max_tokens":6,"stream":true}`
 )
+
+// eventually blocks until cond holds, for what has no signal of its own to wait for.
+func (w *world) eventually(cond func() bool) {
+	w.t.Helper()
+	ctx := patience(w.t)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			w.t.Fatal("what was waited for did not come")
+		}
+	}
+}
+
+// edge1000 lets many errors through, for tests that make many on purpose.
+func edge1000() edge.PrefilterConfig {
+	return edge.PrefilterConfig{ErrorsPerMinute: 1000, ErrorBurst: 1000}
+}

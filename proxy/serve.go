@@ -129,8 +129,9 @@ type exchange struct {
 	pathID  string
 	body    *edge.Body
 	in      openai.Request
-	model   *Model // the one that answers; asked for is in.Model
-	only    string // the one backend that can answer, "" if any
+	model   *Model         // the one that answers; asked for is in.Model
+	only    string         // the one backend that can answer, "" if any
+	slot    *upstream.Slot // of the last attempt; given back once the answer is complete
 	res     reservation
 	answer  answer
 	gotErr  *Error
