@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -94,15 +95,30 @@ func (s Scope) String() string {
 		return "global"
 	}
 	var parts []string
-	for _, p := range [...]struct {
-		bit  Scope
-		name string
-	}{{ScopeKey, "key"}, {ScopeUser, "user"}, {ScopeOrg, "org"}, {ScopeModel, "model"}} {
-		if s&p.bit != 0 {
-			parts = append(parts, p.name)
+	for i, name := range scopeNames {
+		if s&(1<<i) != 0 {
+			parts = append(parts, name)
 		}
 	}
 	return strings.Join(parts, "+")
+}
+
+// scopeNames in the order of their bits.
+var scopeNames = [...]string{"key", "user", "org", "model"}
+
+// ParseScope reads the policy's spelling.
+func ParseScope(text string) (s Scope, ok bool) {
+	if text == "global" {
+		return ScopeGlobal, true
+	}
+	for part := range strings.SplitSeq(text, "+") {
+		i := slices.Index(scopeNames[:], part)
+		if i < 0 {
+			return 0, false
+		}
+		s |= 1 << i
+	}
+	return s, true
 }
 
 // Unit is what a limit counts.
@@ -119,8 +135,14 @@ const (
 )
 
 // String gives the policy's spelling.
-func (u Unit) String() string {
-	return [...]string{"requests", "concurrency", "tokens", "input_tokens", "output_tokens", "usd"}[u]
+func (u Unit) String() string { return unitNames[u] }
+
+var unitNames = [...]string{"requests", "concurrency", "tokens", "input_tokens", "output_tokens", "usd"}
+
+// ParseUnit reads the policy's spelling.
+func ParseUnit(s string) (Unit, bool) {
+	i := slices.Index(unitNames[:], s)
+	return Unit(max(i, 0)), i >= 0
 }
 
 // Class is how urgent a caller's requests are; a request may only lower it.

@@ -249,7 +249,7 @@ func (c *checker) tenant(at place, t *Tenant, seen, plans map[string]bool) {
 func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces map[string]bool) {
 	c.name(at.field("id"), k.ID, ids)
 	c.ref(at.field("tenant"), "tenant", k.Tenant, tenants)
-	if _, err := parseHash(k.Hash); err != nil {
+	if _, err := ParseHash(k.Hash); err != nil {
 		c.add(at.field("hash"), "%v", err)
 	} else if hashes[strings.ToLower(k.Hash)] {
 		c.add(at.field("hash"), "another key has the same hash")
@@ -350,7 +350,8 @@ func (l *Limit) parseAmount(s string) (int64, error) {
 	return r.Count, nil
 }
 
-func parseHash(s string) (h [32]byte, err error) {
+// ParseHash reads what FormatHash writes.
+func ParseHash(s string) (h [32]byte, err error) {
 	const form = "write sha256: and the 64 hexadecimal digits that `headgate keys create` prints"
 	digits, ok := strings.CutPrefix(s, "sha256:")
 	if !ok || len(digits) != 64 {

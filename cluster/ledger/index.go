@@ -70,7 +70,7 @@ func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, er
 	for _, keys := range [...][]Key{p.Keys, extra} {
 		for i := range keys {
 			k := &keys[i]
-			h, err := parseHash(k.Hash)
+			h, err := ParseHash(k.Hash)
 			if err != nil {
 				return nil, fmt.Errorf("key %s: %w", k.ID, err)
 			}

@@ -334,7 +334,7 @@ func TestKeys(t *testing.T) {
 	if !strings.HasPrefix(secret, "hg_live_") || CheckFormat(secret) != nil || HashKey(secret) != hash {
 		t.Errorf("a fresh key is not well formed: %v", CheckFormat(secret))
 	}
-	if back, err := parseHash(FormatHash(hash)); err != nil || back != hash {
+	if back, err := ParseHash(FormatHash(hash)); err != nil || back != hash {
 		t.Errorf("FormatHash: %v", err)
 	}
 	for i := range secret { // any one character mistyped shows

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"headgate/bench/fakevllm"
+)
+
+func benchCommand() *cobra.Command {
+	bench := &cobra.Command{Use: "bench", Short: "Measure, and simulate what is measured against"}
+	bench.AddCommand(upstreamCommand())
+	return bench
+}
+
+// upstreamCommand serves the simulated vLLM.
+func upstreamCommand() *cobra.Command {
+	var cfg fakevllm.Config
+	var listen, faults string
+	c := &cobra.Command{
+		Use: "upstream", Short: "Serve a simulated vLLM", Args: exactly(0),
+		Example: "  headgate bench upstream --listen 127.0.0.1:8000 --ttft 200ms --inter-token 20ms --faults cut=0.01,503=0.02",
+		RunE: func(c *cobra.Command, _ []string) error {
+			var err error
+			if cfg.Faults, err = fakevllm.ParseFaults(faults); err != nil {
+				return usageError{err}
+			}
+			s, err := fakevllm.New(cfg)
+			if err != nil {
+				return usageError{err}
+			}
+			l, err := net.Listen("tcp", listen)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.ErrOrStderr(), "simulated vLLM on http://%s\n", l.Addr())
+			return serveUntil(c.Context(), &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second}, l)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address")
+	f.Uint64Var(&cfg.Seed, "seed", 0, "decides every answer together with the request")
+	f.StringSliceVar(&cfg.Models, "models", nil, "models served (default fake)")
+	f.DurationVar(&cfg.TTFT, "ttft", 0, "time to the first token")
+	f.DurationVar(&cfg.InterToken, "inter-token", 0, "time between tokens")
+	f.IntVar(&cfg.Slots, "slots", 0, "requests running at once (default 256)")
+	f.IntVar(&cfg.DefaultOutput, "default-output", 0, "tokens of an uncapped answer (default 16)")
+	f.IntVar(&cfg.ContextLen, "context", 0, "tokens of prompt and answer together (default 131072)")
+	f.Float64Var(&cfg.CachedFraction, "cached", 0, "share of each prompt reported as cached")
+	f.StringVar(&faults, "faults", "", "faults and their probabilities, as in stall=0.01,cut=0.02,503=0.05")
+	return c
+}
+
+// serveUntil serves until ctx ends, then closes.
+func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

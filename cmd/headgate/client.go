@@ -1,0 +1,199 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"headgate/proxy/admin"
+)
+
+// client talks to a node's admin API.
+type client struct {
+	url  string
+	json bool
+}
+
+// adminFlags are those of every command that talks to a node.
+func adminFlags(c *cobra.Command) *client {
+	a := &client{}
+	c.Flags().StringVar(&a.url, "admin", "http://127.0.0.1:8081", "the node's admin API; the token comes from HEADGATE_ADMIN_TOKEN")
+	c.Flags().BoolVar(&a.json, "json", false, "print JSON")
+	return a
+}
+
+// call sends body, if any, and returns the answer. Errors are the node's own words.
+func (a *client) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	token := os.Getenv("HEADGATE_ADMIN_TOKEN")
+	if token == "" {
+		return nil, usageError{errors.New("HEADGATE_ADMIN_TOKEN is not set; it is the token that the node was started with")}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(a.url, "/")+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, usageError{err}
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("no answer from the node: %w; is --admin right?", err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		var e struct{ Error struct{ Message string } }
+		if json.Unmarshal(raw, &e) != nil || e.Error.Message == "" {
+			e.Error.Message = fmt.Sprintf("status %d", resp.StatusCode)
+		}
+		return nil, errors.New(e.Error.Message)
+	}
+	return raw, nil
+}
+
+// get prints an answer: as it came with --json, else as table makes it.
+func show[T any](c *cobra.Command, a *client, method, path string, body []byte, table func(io.Writer, T)) error {
+	raw, err := a.call(c.Context(), method, path, body)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		_, err = c.OutOrStdout().Write(raw)
+		return err
+	}
+	var v T
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return fmt.Errorf("the node's answer can't be read: %w", err)
+	}
+	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
+	table(w, v)
+	return w.Flush()
+}
+
+func applyCommand() *cobra.Command {
+	var file string
+	var dry bool
+	c := &cobra.Command{
+		Use: "apply -f FILE", Short: "Validate a policy, show what it changes, and put it in force",
+		Example: "  headgate apply -f policy.yaml --dry-run", Args: exactly(0),
+	}
+	a := adminFlags(c)
+	c.Flags().StringVarP(&file, "file", "f", "", "policy file")
+	c.Flags().BoolVar(&dry, "dry-run", false, "only show")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if file == "" {
+			return usageError{errors.New("name the policy file: headgate apply -f policy.yaml")}
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return usageError{err}
+		}
+		path := "/admin/v1/policy"
+		if dry {
+			path += "?dry_run=true"
+		}
+		return show(c, a, http.MethodPut, path, text, func(w io.Writer, v admin.Applied) {
+			for _, line := range v.Changes {
+				fmt.Fprintln(w, line)
+			}
+			if v.DryRun {
+				fmt.Fprintf(w, "%d changes; nothing was applied\n", len(v.Changes))
+				return
+			}
+			fmt.Fprintf(w, "%d changes applied as revision %d\n", len(v.Changes), v.Revision)
+		})
+	}
+	return c
+}
+
+func statusCommand() *cobra.Command {
+	c := &cobra.Command{Use: "status", Short: "Show a node: readiness, policy, backends", Args: exactly(0)}
+	a := adminFlags(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return show(c, a, http.MethodGet, "/admin/v1/status", nil, func(w io.Writer, s admin.Status) {
+			ready := "ready"
+			if !s.Ready {
+				ready = "not ready: " + s.NotReady
+			}
+			fmt.Fprintf(w, "node\t%s (%s), %s, up %s\n", s.Node, s.Version, ready, time.Duration(s.UptimeSeconds)*time.Second)
+			fmt.Fprintf(w, "policy\trevision %d from %s: %d tenants, %d keys, models %s\n", s.PolicyRevision, s.PolicySource, s.Tenants, s.Keys, strings.Join(s.Models, ", "))
+			fmt.Fprintf(w, "buckets\t%d\n\nBACKEND\tSTATE\tIN FLIGHT\tSLOTS\tURL\tLAST ERROR\n", s.Buckets)
+			for _, b := range s.Backends {
+				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", b.Endpoint, b.State, b.InFlight, b.Slots, b.URL, b.LastError)
+			}
+		})
+	}
+	return c
+}
+
+func limitsCommand() *cobra.Command {
+	limits := &cobra.Command{Use: "limits", Short: "Look at limits"}
+	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use", Args: exactly(1)}
+	a := adminFlags(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return show(c, a, http.MethodGet, "/admin/v1/limits/"+args[0], nil, func(w io.Writer, levels []admin.Level) {
+			fmt.Fprintln(w, "LIMIT\tSCOPE\tUNIT\tSUBJECT\tLEFT\tOF\tFULL IN")
+			for _, l := range levels {
+				full := "-"
+				if l.ResetMS >= 0 {
+					full = (time.Duration(l.ResetMS) * time.Millisecond).Round(100 * time.Millisecond).String()
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", l.Limit, l.Scope, l.Unit, l.Subject, l.Level, l.Capacity, full)
+			}
+		})
+	}
+	limits.AddCommand(c)
+	return limits
+}
+
+func explainCommand() *cobra.Command {
+	var q admin.ExplainRequest
+	c := &cobra.Command{
+		Use: "explain", Short: "Say whether a request would be admitted now, and why", Args: exactly(0),
+		Example: "  headgate explain --tenant acme --model llama-8b --input 1200 --output 300",
+	}
+	a := adminFlags(c)
+	c.Flags().StringVar(&q.Tenant, "tenant", "", "tenant of the key")
+	c.Flags().StringVar(&q.Key, "key", "", "id of the key (default: any of the tenant's)")
+	c.Flags().StringVar(&q.User, "user", "", "user")
+	c.Flags().StringVar(&q.Model, "model", "", "model")
+	c.Flags().Int64Var(&q.Input, "input", 0, "input tokens")
+	c.Flags().Int64Var(&q.Output, "output", 0, "output tokens")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		body, err := json.Marshal(q)
+		if err != nil {
+			return err
+		}
+		return show(c, a, http.MethodPost, "/admin/v1/explain", body, printExplanation)
+	}
+	return c
+}
+
+func keysCommand() *cobra.Command {
+	keys := &cobra.Command{Use: "keys", Short: "Make and list API keys"}
+	list := &cobra.Command{Use: "list", Short: "List the keys of a node's policy", Args: exactly(0)}
+	a := adminFlags(list)
+	list.RunE = func(c *cobra.Command, _ []string) error {
+		return show(c, a, http.MethodGet, "/admin/v1/keys", nil, func(w io.Writer, keys []admin.Key) {
+			fmt.Fprintln(w, "ID\tTENANT\tSTATUS\tEXPIRES\tLAST USED\tNAME")
+			for _, k := range keys {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Tenant, k.Status, k.Expires, k.LastUsed, k.Name)
+			}
+		})
+	}
+	keys.AddCommand(createKeyCommand(), list)
+	return keys
+}

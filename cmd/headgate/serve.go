@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"headgate/cmd/node"
+)
+
+func serveCommand() *cobra.Command {
+	flags := node.Defaults()
+	var file string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run a node",
+		Example: "  headgate serve --dev --upstream http://127.0.0.1:8000\n" +
+			"  headgate serve --policy policy.yaml --data-dir /var/lib/headgate",
+		Args: exactly(0),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := nodeConfig(c.Flags(), file)
+			if err != nil {
+				return err
+			}
+			return serve(c.Context(), cfg, nil)
+		},
+	}
+	c.Flags().StringVar(&file, "config", "", "file with the node's configuration; flags and environment go over it")
+	bindNode(c.Flags(), &flags)
+	return c
+}
+
+// bindNode makes the flags of a node's configuration; their defaults are what c holds.
+func bindNode(fs *pflag.FlagSet, c *node.Config) {
+	fs.StringVar(&c.Listen, "listen", c.Listen, "address of the front door")
+	fs.StringVar(&c.AdminListen, "admin-listen", c.AdminListen, "address of health, metrics and the admin API")
+	fs.StringVar(&c.ClusterListen, "cluster-listen", c.ClusterListen, "address kept for the cluster; nothing listens there yet")
+	fs.StringVar(&c.NodeID, "node-id", c.NodeID, "name of the node (default: the host's)")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder for what outlives a restart")
+	fs.StringVar(&c.Policy, "policy", c.Policy, "policy file; read again on SIGHUP (default: the policy last applied)")
+	fs.BoolVar(&c.Dev, "dev", c.Dev, "development: makes a key and an admin token where HEADGATE_DEV_KEY and HEADGATE_ADMIN_TOKEN give none")
+	fs.StringVar(&c.Upstream, "upstream", c.Upstream, "with --dev and without a policy: the model server to stand in front of")
+	fs.StringVar(&c.TLSCert, "tls-cert", c.TLSCert, "PEM file; read again when it changes")
+	fs.StringVar(&c.TLSKey, "tls-key", c.TLSKey, "PEM file")
+	fs.StringSliceVar(&c.TrustedProxies, "trusted-proxies", c.TrustedProxies, "networks whose X-Forwarded-For and PROXY header are believed")
+	fs.BoolVar(&c.ProxyProtocol, "proxy-protocol", c.ProxyProtocol, "trusted proxies send a PROXY header")
+	fs.IntVar(&c.MaxConns, "max-conns", c.MaxConns, "connections at once (default 10000)")
+	fs.IntVar(&c.MaxConnsPerIP, "max-conns-per-ip", c.MaxConnsPerIP, "connections of one address at once (default 1000)")
+	fs.IntVar(&c.MaxBuckets, "max-buckets", c.MaxBuckets, "buckets kept at once (default 1048576)")
+	fs.DurationVar((*time.Duration)(&c.DrainTimeout), "drain-timeout", time.Duration(c.DrainTimeout), "how long requests in flight may go on after a stop")
+	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+}
+
+// nodeConfig puts the flags that were set over the file, and the file over the defaults.
+func nodeConfig(set *pflag.FlagSet, file string) (node.Config, error) {
+	cfg := node.Defaults()
+	if file != "" {
+		if err := cfg.ReadConfig(file); err != nil {
+			return cfg, usageError{err}
+		}
+	}
+	over := pflag.NewFlagSet("", pflag.ContinueOnError)
+	bindNode(over, &cfg)
+	var err error
+	set.Visit(func(f *pflag.Flag) {
+		if over.Lookup(f.Name) == nil || err != nil {
+			return
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			err = over.Lookup(f.Name).Value.(pflag.SliceValue).Replace(list.GetSlice())
+			return
+		}
+		err = over.Set(f.Name, f.Value.String())
+	})
+	cfg.Version, cfg.Out = version, os.Stderr
+	cfg.DevKey, cfg.AdminToken = os.Getenv("HEADGATE_DEV_KEY"), os.Getenv("HEADGATE_ADMIN_TOKEN")
+	return cfg, err
+}
+
+// serve runs a node until ctx ends. started, if given, is called once it listens.
+func serve(ctx context.Context, cfg node.Config, started func(*node.Node)) error {
+	if cfg.Logger == nil {
+		var err error
+		if cfg.Logger, err = cfg.NewLogger(os.Stderr); err != nil {
+			return usageError{err}
+		}
+	}
+	n, err := node.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	done := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case <-hup:
+				if err := n.Reload(); err != nil {
+					cfg.Logger.Error("the policy was not read again; the old one stays", "error", err)
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	if started != nil {
+		started(n)
+	}
+	err = n.Run(ctx)
+	signal.Stop(hup)
+	close(done)
+	<-watched
+	return err
+}

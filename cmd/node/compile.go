@@ -1,0 +1,117 @@
+package node
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"headgate/cluster/ledger"
+	"headgate/proxy"
+	"headgate/proxy/openai"
+	"headgate/proxy/upstream"
+)
+
+// backends are the policy's, with their keys from the environment.
+func backends(p *ledger.Policy) []upstream.Backend {
+	out := make([]upstream.Backend, 0, len(p.Backends))
+	for _, b := range p.Backends {
+		u := upstream.Backend{
+			Name: b.Name, URL: b.URL, Slots: b.Slots, CAFile: b.CAFile, CertFile: b.CertFile, KeyFile: b.KeyFile,
+			ServerName: b.ServerName, HealthPath: b.HealthPath,
+		}
+		if b.APIKeyEnv != "" {
+			u.APIKey = os.Getenv(b.APIKeyEnv)
+		}
+		out = append(out, u)
+	}
+	return out
+}
+
+// compiler turns an index into what the proxy works with.
+type compiler struct {
+	lastUsed sync.Map // key id → *atomic.Int64; as many as there are keys
+}
+
+func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
+	s := &proxy.Snapshot{Revision: ix.Revision, Models: map[string]*proxy.Model{}}
+	for i := range ix.Policy.Models {
+		m := model(&ix.Policy.Models[i])
+		s.Models[m.Name] = m
+		s.ModelNames = append(s.ModelNames, m.Name)
+		for _, a := range ix.Policy.Models[i].Aliases {
+			s.Models[a] = m
+		}
+	}
+	var callers sync.Map // *ledger.Caller → *proxy.Caller, each made when first seen
+	s.Lookup = func(hash [32]byte) (*proxy.Caller, bool) {
+		lc, ok := ix.Lookup(hash)
+		if !ok {
+			return nil, false
+		}
+		if pc, ok := callers.Load(lc); ok {
+			return pc.(*proxy.Caller), true
+		}
+		pc, _ := callers.LoadOrStore(lc, c.caller(lc))
+		return pc.(*proxy.Caller), true
+	}
+	return s
+}
+
+func model(m *ledger.Model) *proxy.Model {
+	pm := &proxy.Model{
+		Name: m.Name, Upstream: m.Upstream, Backends: m.Backends, Context: m.Context, DefaultOutput: m.DefaultOutput,
+		ImageTokens: m.ImageTokens, AudioTokens: m.AudioTokens, BytesPerToken: int64(m.BytesPerToken) / 1000, Fallback: m.Fallback,
+		Cost: func(u openai.Usage, images, audioSeconds int64) int64 {
+			return int64(m.Cost(ledger.Usage{Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Output: u.Output, Images: images, AudioSeconds: audioSeconds}))
+		},
+	}
+	if pm.Upstream == "" {
+		pm.Upstream = m.Name
+	}
+	return pm
+}
+
+func (c *compiler) caller(lc *ledger.Caller) *proxy.Caller {
+	k, t := lc.Key, lc.Tenant
+	pc := &proxy.Caller{
+		KeyID: k.ID, Tenant: t.Name, User: k.User, Plan: lc.Plan.Name, Tier: lc.Plan.Tier,
+		Revoked: k.Revoked, Suspended: t.Suspended, Expires: time.Time(k.Expires),
+		Models: set(k.Models), Routes: set(k.Routes), Surfaces: set(k.Surfaces), AssertUser: k.AssertUser,
+		Timeout: time.Duration(lc.Plan.Timeout), LastUsed: c.used(k.ID),
+		Content: t.ContentLog.Mode != "" && t.ContentLog.Mode != "off",
+	}
+	pc.AnySurface = pc.Surfaces["*"]
+	pc.Class, _ = proxy.ParseClass(t.Class) // validated; absent is the most urgent
+	if class, ok := proxy.ParseClass(k.Class); ok {
+		pc.Class = max(pc.Class, class)
+	}
+	for _, l := range lc.Limits {
+		scope, _ := proxy.ParseScope(l.Scope) // validated
+		unit, _ := proxy.ParseUnit(l.Unit)
+		pc.Limits = append(pc.Limits, proxy.Limit{
+			Name: l.Name, Bucket: l.Bucket, Scope: scope, Unit: unit, Spec: l.Spec, Wait: time.Duration(l.Wait), Shadow: l.Shadow, Oversize: l.Oversize,
+		})
+	}
+	return pc
+}
+
+func (c *compiler) used(keyID string) *atomic.Int64 {
+	v, ok := c.lastUsed.Load(keyID)
+	if !ok {
+		v, _ = c.lastUsed.LoadOrStore(keyID, new(atomic.Int64))
+	}
+	return v.(*atomic.Int64)
+}
+
+// set of names; nil for none, which the proxy takes for all.
+func set(names []string) map[string]bool {
+	if len(names) == 0 {
+		return nil
+	}
+	m := make(map[string]bool, len(names))
+	for _, n := range names {
+		m[n] = true
+	}
+	return m
+}

@@ -1,0 +1,277 @@
+// Package node puts the rooms together into a running node. It is the only package that
+// imports all of them; it translates between their words and decides nothing itself.
+//
+// New checks everything that can be checked and opens the listeners; Run serves until its
+// context ends and then drains: readiness goes first, the streams in flight finish
+// within DrainTimeout, and every reservation is settled before it returns.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"headgate/cluster/ledger"
+	"headgate/lease"
+	"headgate/proxy"
+	"headgate/proxy/admin"
+	"headgate/proxy/edge"
+	"headgate/proxy/upstream"
+)
+
+const (
+	sweepEvery  = 10 * time.Second
+	sweepBudget = 1 << 17          // buckets looked at in one sweep
+	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
+)
+
+// Node is a running gateway.
+type Node struct {
+	cfg      Config
+	log      *slog.Logger
+	started  time.Time
+	registry *prometheus.Registry
+	limits   *lease.Local
+	pool     *upstream.Pool
+	proxy    *proxy.Proxy
+	compiler compiler
+	devKey   string
+
+	front, admin       *http.Server
+	frontLis, adminLis net.Listener
+	draining           atomic.Bool
+
+	mu       sync.Mutex // over what Apply changes
+	index    *ledger.Index
+	revision uint64
+	text     []byte
+	source   string
+	ramped   chan struct{} // the time of the next ramp step may have changed
+}
+
+// New makes a node and opens its listeners. ctx bounds the start only.
+func New(ctx context.Context, cfg Config) (*Node, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Out == nil {
+		cfg.Out = io.Discard
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, &ConfigError{err}
+	}
+	if cfg.NodeID == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("the host has no name; set --node-id: %w", err)
+		}
+		cfg.NodeID = host
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the data folder: %w", err)
+	}
+	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), registry: prometheus.NewRegistry(), ramped: make(chan struct{}, 1)}
+	if err := n.devSecrets(); err != nil {
+		return nil, err
+	}
+	if err := n.build(); err != nil {
+		return nil, err
+	}
+	text, source, err := n.loadPolicy(ctx)
+	if err != nil {
+		return nil, &ConfigError{err}
+	}
+	n.mu.Lock()
+	_, err = n.apply(text, source, false)
+	n.mu.Unlock()
+	if err != nil {
+		return nil, &ConfigError{fmt.Errorf("policy %s:\n%w", source, err)}
+	}
+	return n, n.listen(ctx)
+}
+
+// ConfigError is a mistake of the operator's, not a failure.
+type ConfigError struct{ Err error }
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+// build makes the rooms.
+func (n *Node) build() error {
+	var err error
+	if n.limits, err = lease.NewLocal(lease.Config{MaxBuckets: n.cfg.MaxBuckets}); err != nil {
+		return &ConfigError{err}
+	}
+	if n.pool, err = upstream.NewPool(upstream.Config{Logger: n.log}); err != nil {
+		return &ConfigError{err}
+	}
+	pre, err := edge.NewPrefilter(edge.PrefilterConfig{
+		RequestsPerSecond: n.cfg.Prefilter.RequestsPerSecond, RequestBurst: n.cfg.Prefilter.RequestBurst,
+		ErrorsPerMinute: n.cfg.Prefilter.ErrorsPerMinute, ErrorBurst: n.cfg.Prefilter.ErrorBurst,
+	}, time.Now())
+	if err != nil {
+		return &ConfigError{err}
+	}
+	ec, err := n.cfg.edge()
+	if err != nil {
+		return &ConfigError{err}
+	}
+	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	maxBody := map[string]int64{}
+	for route, limit := range n.cfg.MaxBody {
+		if route == "default" {
+			route = ""
+		}
+		maxBody[route] = limit
+	}
+	n.proxy, err = proxy.New(proxy.Config{
+		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		Registerer: n.registry, Logger: n.log,
+	})
+	return err
+}
+
+// listen opens both listeners and makes their servers.
+func (n *Node) listen(ctx context.Context) error {
+	ec, err := n.cfg.edge()
+	if err != nil {
+		return &ConfigError{err}
+	}
+	if n.frontLis, err = edge.Listen(ctx, ec); err != nil {
+		return err
+	}
+	n.front = edge.NewServer(ec, n.proxy)
+	var lc net.ListenConfig
+	if n.adminLis, err = lc.Listen(ctx, "tcp", n.cfg.AdminListen); err != nil {
+		_ = n.frontLis.Close()
+		return fmt.Errorf("listen for the admin API: %w", err)
+	}
+	n.admin = &http.Server{
+		Handler: admin.Handler(n.adminConfig()), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn),
+	}
+	return nil
+}
+
+// Addr is where the front door listens.
+func (n *Node) Addr() string { return n.frontLis.Addr().String() }
+
+// AdminAddr is where the admin API listens.
+func (n *Node) AdminAddr() string { return n.adminLis.Addr().String() }
+
+// DevKey is the key of a development node, "" otherwise.
+func (n *Node) DevKey() string { return n.devKey }
+
+// Run serves until ctx ends, then drains. It returns nil after a clean stop.
+func (n *Node) Run(ctx context.Context) error {
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	failed := make(chan error, 3)
+	start := func(f func() error) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, context.Canceled) {
+				failed <- err
+			}
+		}()
+	}
+	start(func() error { return n.pool.Run(work) })
+	start(func() error { return n.front.Serve(n.frontLis) })
+	start(func() error { return n.admin.Serve(n.adminLis) })
+	start(func() error { n.sweep(work); return nil })
+	start(func() error { n.ramp(work); return nil })
+	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "policy", n.source)
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	err = errors.Join(err, n.drain())
+	stop()
+	wg.Wait()
+	n.pool.Close()
+	n.log.Info("stopped")
+	return err
+}
+
+// drain lets what is in flight finish.
+func (n *Node) drain() error {
+	n.draining.Store(true)
+	n.log.Info("draining", "timeout", time.Duration(n.cfg.DrainTimeout).String())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n.cfg.DrainTimeout))
+	defer cancel()
+	err := edge.Drain(ctx, n.front)
+	if errors.Is(err, context.DeadlineExceeded) {
+		n.log.Warn("streams were cut off at the end of the drain")
+		err = nil
+	}
+	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
+	defer cancel()
+	return errors.Join(err, n.proxy.Wait(settle), n.admin.Shutdown(settle))
+}
+
+// sweep forgets full buckets, a bounded number at a time.
+func (n *Node) sweep(ctx context.Context) {
+	t := time.NewTicker(sweepEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			n.limits.Sweep(n.proxy.Now(), sweepBudget)
+		}
+	}
+}
+
+// ramp applies the policy's ramp steps when their time comes.
+func (n *Node) ramp(ctx context.Context) {
+	const farAway = 24 * time.Hour // looked at again then, so that a clock that was set is noticed
+	for {
+		n.mu.Lock()
+		next := n.index.NextRamp
+		n.mu.Unlock()
+		wait := farAway
+		if !next.IsZero() {
+			wait = min(max(time.Until(next), 0), farAway)
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-n.ramped:
+			t.Stop()
+		case <-t.C:
+			n.step()
+		}
+	}
+}
+
+// step indexes the same policy as of now.
+func (n *Node) step() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ix, err := n.index.Policy.Index(time.Now(), n.revision+1, n.devKeys(n.index.Policy)...)
+	if err != nil { // it was indexed before
+		n.log.Error("a ramp step can't be applied", "error", err)
+		return
+	}
+	n.use(ix)
+	n.log.Info("ramp step applied", "revision", n.revision)
+}
