@@ -161,7 +161,6 @@ func (x *exchange) settle(o outcome) {
 	case outcomeUnknown:
 		in, out, usd = r.inTokens, r.outTokens, r.nanoUSD
 	}
-	r.open = false // not before: should the price have panicked, the slot must still come back
 	x.answer.inTokens, x.answer.outTokens, x.answer.nanoUSD = in, out, usd
 	var actual [limiter.MaxCharges]int64
 	for i, l := range r.limits[:r.n] {
@@ -174,6 +173,7 @@ func (x *exchange) settle(o outcome) {
 		}
 	}
 	x.p.cfg.Limits.Settle(x.p.Now(), r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
+	r.open = false // not before: should the price or a bucket panic, run settles once more
 	x.p.met.settled(x, in+out, usd)
 }
 

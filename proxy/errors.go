@@ -72,13 +72,13 @@ func errForbidden(param, format string, args ...any) *Error {
 
 func errModel(name string) *Error {
 	e := newError(http.StatusNotFound, "model_not_found", "The model `%s` does not exist or this key may not use it; GET /v1/models lists those it may.", clip(name, 128))
-	e.Param = "model"
+	e.Param, e.malformed = "model", true
 	return e
 }
 
 // errLimit words the refusal of one limit from its own decision.
 func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
-	if l.Unit != Concurrency && cost > l.Spec.Capacity() {
+	if l.Unit != Concurrency && d.RetryAfter == limiter.Never {
 		e := newError(http.StatusBadRequest, "request_exceeds_limit",
 			"this request may cost %s, more than limit %q of %s can ever admit at once; shorten the input, lower max_tokens or n, or ask for a larger burst",
 			amount(l.Unit, cost), l.Name, amount(l.Unit, l.Spec.Capacity()))

@@ -49,7 +49,6 @@ func (x *exchange) forward() error {
 			return err
 		}
 		err = x.attempt(slot)
-		slot.Release()
 		if err == nil || x.answer.started || !upstream.Retryable(err) || len(tried) == maxAttempts-1 {
 			return err
 		}
@@ -60,6 +59,7 @@ func (x *exchange) forward() error {
 // attempt sends the request to one backend. The plan's timeout is the longest silence
 // that is borne: before the first byte of the answer, and between any two.
 func (x *exchange) attempt(slot *upstream.Slot) error {
+	defer slot.Release()
 	ctx, cancel := context.WithCancelCause(x.r.Context())
 	defer cancel(nil)
 	silence := time.AfterFunc(x.timeout, func() { cancel(context.DeadlineExceeded) })

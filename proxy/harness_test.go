@@ -524,3 +524,9 @@ func (w *world) eventually(cond func() bool) {
 func edge1000() edge.PrefilterConfig {
 	return edge.PrefilterConfig{ErrorsPerMinute: 1000, ErrorBurst: 1000}
 }
+
+// contextCause is a context that ends with err when cancelled.
+func contextCause(t *testing.T, err error) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	return ctx, func() { cancel(err) }
+}

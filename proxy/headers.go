@@ -50,7 +50,9 @@ func (x *exchange) rateHeaders() {
 	l, d := r.limits[tightest], &r.decisions[tightest]
 	h.Set("X-RateLimit-Limit", strconv.FormatInt(shown(l, l.Spec.Capacity()), 10))
 	h.Set("X-RateLimit-Remaining", strconv.FormatInt(shown(l, max(d.Remaining, 0)), 10))
-	h.Set("X-RateLimit-Reset", strconv.FormatInt(seconds(d.Reset), 10))
+	if l.Unit != Concurrency { // time gives no slots back
+		h.Set("X-RateLimit-Reset", strconv.FormatInt(seconds(d.Reset), 10))
+	}
 	x.vendorHeaders()
 }
 

@@ -166,7 +166,7 @@ func (x *exchange) record() {
 func (x *exchange) outcome() string {
 	a := &x.answer
 	switch {
-	case a.clientGo || x.gotErr == nil && x.r.Context().Err() != nil && !a.started:
+	case a.clientGo, !a.started && a.status == 0 && x.r.Context().Err() != nil: // or it left before anything was sent
 		return "client_gone"
 	case x.gotErr != nil:
 		switch e := x.gotErr; {
@@ -178,7 +178,7 @@ func (x *exchange) outcome() string {
 			return "failed"
 		}
 		return "upstream_error"
-	case a.failure != nil || a.status >= http.StatusInternalServerError:
+	case a.status >= http.StatusInternalServerError, a.failure != nil && a.status < http.StatusBadRequest:
 		return "upstream_error"
 	case a.status >= http.StatusBadRequest:
 		return "client_error"

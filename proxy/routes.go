@@ -27,7 +27,10 @@ func match(method, path string) (rt *route, id string, err error) {
 		return &m.route, "", nil
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/models/"); ok && rest != "" {
-		return needs(http.MethodGet, method, &routeModel, rest)
+		if method != http.MethodGet {
+			return nil, "", errMethod(http.MethodGet)
+		}
+		return &routeModel, rest, nil // names of models may hold slashes
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/responses/"); ok && rest != "" {
 		if id, ok := strings.CutSuffix(rest, "/cancel"); ok {
