@@ -26,6 +26,8 @@ const (
 	envRole   = "HEADGATE_BENCH_ROLE"
 	envTarget = "HEADGATE_BENCH_TARGET"
 	benchKey  = "hg_test_benchbenchbenchbenchbenchbenchbenchbenchbenchbenchbenchbench"
+	// LiteLLM does not start without a key of its own, of this form.
+	litellmKey = "sk-6e1f0c5b7a9d4e3288c1d2f3a4b5c6d7e8f9a0b1c2d3e4f5"
 
 	startBound   = 30 * time.Second // for a process of ours or Headgate to answer
 	litellmBound = 2 * time.Minute
@@ -174,8 +176,12 @@ func (f *fleet) launch(name string, argv, env []string, lines func(string)) (*pr
 }
 
 func (f *fleet) add(name, url string, pid int) {
+	key := benchKey
+	if name == litellm {
+		key = litellmKey
+	}
 	f.targets = append(f.targets, &target{name: name, url: url, pid: pid, transport: newTransport(),
-		header: http.Header{"Authorization": {"Bearer " + benchKey}}})
+		header: http.Header{"Authorization": {"Bearer " + key}}})
 }
 
 // own starts a helper of this package and returns where it listens.
@@ -301,7 +307,7 @@ litellm_settings: {telemetry: false}
 		return "", 0, err
 	}
 	p, err := f.launch(litellm, []string{f.cfg.LiteLLM, "--config", config, "--host", host, "--port", port, "--num_workers", "1"},
-		[]string{"LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR"}, nil)
+		[]string{"LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_LOG=ERROR", "LITELLM_MASTER_KEY=" + litellmKey}, nil)
 	if err != nil {
 		return "", 0, err
 	}
