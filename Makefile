@@ -34,3 +34,15 @@ system:
 
 generate:
 	@echo "nothing is generated yet"
+
+SOAK ?= 10m
+soak: ## faults, aborts and nonsense for SOAK; nothing may be left behind
+	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
+
+lint: ## golangci-lint, built once into .cache
+	@test -x .cache/golangci-lint || GOBIN=$(CURDIR)/.cache $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT)
+	.cache/golangci-lint run ./...
+
+bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
+	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai | tee bench/results/decision.txt
+	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))

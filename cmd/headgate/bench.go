@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"headgate/bench/fakevllm"
+	"headgate/bench/gateway"
 )
 
 func benchCommand() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure, and simulate what is measured against"}
-	bench.AddCommand(upstreamCommand())
+	bench.AddCommand(upstreamCommand(), gatewayCommand())
 	return bench
 }
 
@@ -54,6 +56,46 @@ func upstreamCommand() *cobra.Command {
 	f.IntVar(&cfg.ContextLen, "context", 0, "tokens of prompt and answer together (default 131072)")
 	f.Float64Var(&cfg.CachedFraction, "cached", 0, "share of each prompt reported as cached")
 	f.StringVar(&faults, "faults", "", "faults and their probabilities, as in stall=0.01,cut=0.02,503=0.05")
+	return c
+}
+
+// gatewayCommand measures this very binary against a proxy that does nothing.
+func gatewayCommand() *cobra.Command {
+	var cfg gateway.Config
+	var out string
+	c := &cobra.Command{
+		Use: "gateway", Short: "Measure what the gateway adds to a request, beside a bare reverse proxy", Args: exactly(0),
+		Example: "  headgate bench gateway --out results --rounds 5 --each 4s",
+		RunE: func(c *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cfg.Self, cfg.Headgate, cfg.Log = []string{exe}, exe, c.ErrOrStderr()
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			report, err := gateway.Run(c.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if out != "" {
+				if err := report.Write(out); err != nil {
+					return err
+				}
+			}
+			return report.WriteText(c.OutOrStdout())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", "", "folder for gateway.csv and gateway.txt")
+	f.StringVar(&cfg.LiteLLM, "litellm", "", "command of LiteLLM's proxy, to measure it too")
+	f.IntVar(&cfg.Rounds, "rounds", 0, "rounds of measurements (default 5)")
+	f.DurationVar(&cfg.Each, "each", 0, "length of one measurement (default 4s)")
+	f.Float64Var(&cfg.ChatRate, "chat-rate", 0, "chats a second (default 400)")
+	f.Float64Var(&cfg.StreamRate, "stream-rate", 0, "streams of 300 chunks a second (default 15)")
+	f.IntVar(&cfg.Parallel, "parallel", 0, "requests under way at saturation (default 32)")
+	f.IntVar(&cfg.Held, "held", 0, "streams held open while memory is measured (default 500)")
 	return c
 }
 

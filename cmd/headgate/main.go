@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"headgate/bench/gateway"
 	"headgate/cmd/node"
 )
 
@@ -20,6 +21,13 @@ import (
 var version = "dev"
 
 func main() {
+	if was, err := gateway.Child(); was { // a process that `bench gateway` started to help it
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "headgate:", err)
+			os.Exit(exitFailed)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:]))

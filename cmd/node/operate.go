@@ -17,7 +17,7 @@ func (n *Node) adminConfig() admin.Config {
 		Policy:  func() []byte { n.mu.Lock(); defer n.mu.Unlock(); return n.text },
 		Keys:    n.keys,
 		Tenants: n.tenants,
-		Levels:  n.levels,
+		Levels:  n.Levels,
 		Explain: n.explain,
 	}
 }
@@ -103,8 +103,8 @@ func (n *Node) tenants() []admin.Tenant {
 	return out
 }
 
-// levels are a tenant's buckets that are not full; those that all tenants share among them.
-func (n *Node) levels(tenant string) ([]admin.Level, bool) {
+// Levels are a tenant's buckets; nil for a tenant that does not exist.
+func (n *Node) Levels(tenant string) []admin.Level {
 	ix, _ := n.current()
 	known := false
 	words := map[string]*ledger.Limit{}
@@ -132,7 +132,10 @@ func (n *Node) levels(tenant string) ([]admin.Level, bool) {
 		}
 		out = append(out, a)
 	}
-	return out, known
+	if !known {
+		return nil
+	}
+	return out
 }
 
 func (n *Node) explain(q admin.ExplainRequest) (any, error) {

@@ -38,7 +38,7 @@ type Config struct {
 	Apply   func(text []byte, dry bool) (Applied, error)
 	Keys    func() []Key
 	Tenants func() []Tenant
-	Levels  func(tenant string) ([]Level, bool)
+	Levels  func(tenant string) []Level // nil: no such tenant
 	Explain func(ExplainRequest) (any, error)
 }
 
@@ -143,8 +143,8 @@ func Handler(c Config) http.Handler {
 	})
 	api.HandleFunc("PUT /admin/v1/policy", c.putPolicy)
 	api.HandleFunc("GET /admin/v1/limits/{tenant}", func(w http.ResponseWriter, r *http.Request) {
-		levels, ok := c.Levels(r.PathValue("tenant"))
-		if !ok {
+		levels := c.Levels(r.PathValue("tenant"))
+		if levels == nil {
 			writeError(w, http.StatusNotFound, errors.New("there is no such tenant; GET /admin/v1/tenants lists them"))
 			return
 		}
