@@ -1,9 +1,11 @@
 package fakevllm
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,8 +52,8 @@ func hashString(h uint64, s string) uint64 { return hashBytes(h, []byte(s)) }
 // caps are what the dialects share in limiting an answer.
 type caps struct {
 	n      int64  // choices for each prompt
-	cap    *int64 // tokens, nil for none
-	param  string // which member gave cap
+	most   *int64 // tokens, nil for no cap
+	param  string // which member gave it
 	prompt int64
 }
 
@@ -136,8 +138,8 @@ func (c *call) plan(model string, seed uint64, lim caps, count int, stream bool)
 		id:     fmt.Sprintf("%016x%016x", mix(seed), mix(seed+1)),
 		cached: int64(float64(lim.prompt) * cfg.CachedFraction)}
 	n, finish := min(int64(cfg.DefaultOutput), int64(cfg.ContextLen)-lim.prompt), "stop"
-	if lim.cap != nil {
-		n, finish = *lim.cap, "length"
+	if lim.most != nil {
+		n, finish = *lim.most, "length"
 	}
 	if want, err := strconv.ParseInt(c.r.Header.Get("X-Fake-Output"), 10, 64); err == nil && want >= 0 && want < n {
 		n, finish = want, "stop"
@@ -166,24 +168,24 @@ func (c *call) checkCaps(lim caps, count int) *apiError {
 		return badRequest("n", "n must lie between 1 and %d, got %d.", maxChoices, lim.n)
 	case int64(count)*lim.n > maxChoices:
 		return badRequest("prompt", "%d prompts with n = %d give more than %d choices.", count, lim.n, maxChoices)
-	case lim.cap != nil && *lim.cap < 1:
-		return badRequest(lim.param, "%s must be at least 1, got %d.", lim.param, *lim.cap)
-	case lim.cap == nil && lim.prompt >= limit:
+	case lim.most != nil && *lim.most < 1:
+		return badRequest(lim.param, "%s must be at least 1, got %d.", lim.param, *lim.most)
+	case lim.most == nil && lim.prompt >= limit:
 		return badRequest("", "This model's maximum context length is %d tokens. However, the messages hold %d tokens.", limit, lim.prompt)
-	case lim.cap != nil && (*lim.cap > limit || lim.prompt+*lim.cap > limit):
+	case lim.most != nil && (*lim.most > limit || lim.prompt+*lim.most > limit):
 		return badRequest(lim.param, "This model's maximum context length is %d tokens. However, you requested %d in the completion beside %d in the messages.",
-			limit, *lim.cap, lim.prompt)
-	case lim.cap != nil && *lim.cap > maxOutput:
+			limit, *lim.most, lim.prompt)
+	case lim.most != nil && *lim.most > maxOutput:
 		return badRequest(lim.param, "%s must not exceed %d here.", lim.param, maxOutput)
 	}
 	return nil
 }
 
 // prepare replaces the words of every choice by prepared text, cut off at the cap.
-func (p *plan) prepare(text string, finish string, tool *toolCall, cap *int64) {
+func (p *plan) prepare(text string, finish string, tool *toolCall, most *int64) {
 	all := pieces(text)
-	if cap != nil && int64(len(all)) > *cap {
-		all, finish = all[:*cap], "length"
+	if most != nil && int64(len(all)) > *most {
+		all, finish = all[:*most], "length"
 	}
 	for k := range p.choices {
 		ch := &p.choices[k]
@@ -333,7 +335,7 @@ func generateObject(b []byte, sc *schema, defs map[string]jsontext.Value, seed u
 	}
 	var members []member
 	if sc.Properties.Kind() == '{' {
-		dec := jsontext.NewDecoder(strings.NewReader(string(sc.Properties)), jsontext.AllowDuplicateNames(true))
+		dec := jsontext.NewDecoder(bytes.NewReader(sc.Properties), jsontext.AllowDuplicateNames(true))
 		_, err := dec.ReadToken()
 		for err == nil && dec.PeekKind() == '"' {
 			var name jsontext.Token
@@ -349,7 +351,7 @@ func generateObject(b []byte, sc *schema, defs map[string]jsontext.Value, seed u
 	b = append(b, '{')
 	first := true
 	for i, m := range members {
-		if len(sc.Required) > 0 && !has(sc.Required, m.name) {
+		if len(sc.Required) > 0 && !slices.Contains(sc.Required, m.name) {
 			continue
 		}
 		if !first {
@@ -360,15 +362,6 @@ func generateObject(b []byte, sc *schema, defs map[string]jsontext.Value, seed u
 		b = generate(b, m.raw, defs, mix(seed+uint64(i)), depth+1)
 	}
 	return append(b, '}')
-}
-
-func has(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 // strike says after how many tokens a fault ends the answer, and which.

@@ -65,7 +65,7 @@ func (c *call) transcribe() {
 	seconds := int64(len(f.file)+bytesPerSecond-1) / bytesPerSecond
 	n := min(2*max(seconds, 1), maxOutput)
 	stream := f.fields["stream"] == "true"
-	p := c.plan(model, c.seed(f.file), caps{n: 1, cap: &n, param: "file", prompt: 0}, 1, stream)
+	p := c.plan(model, c.seed(f.file), caps{n: 1, most: &n, param: "file", prompt: 0}, 1, stream)
 	if p == nil {
 		return
 	}

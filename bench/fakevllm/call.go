@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -72,12 +73,11 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, inference bool) *
 	defer s.mu.Unlock()
 	s.seq++
 	rec.Seq = s.seq
-	if at := &s.ring[s.seq%int64(len(s.ring))]; *at != nil {
+	at := &s.ring[s.seq%int64(len(s.ring))]
+	if *at != nil {
 		s.stats.Dropped++
-		*at = rec
-	} else {
-		*at = rec
 	}
+	*at = rec
 	s.stats.Requests++
 	if inference {
 		s.stats.InFlight++
@@ -418,10 +418,8 @@ func (c *call) model(name string) (string, bool) {
 		name = c.s.cfg.Models[0]
 	}
 	c.s.update(func(*Stats) { c.rec.Model = name })
-	for _, m := range c.s.cfg.Models {
-		if m == name {
-			return name, true
-		}
+	if slices.Contains(c.s.cfg.Models, name) {
+		return name, true
 	}
 	c.refuse(&apiError{status: http.StatusNotFound, msg: fmt.Sprintf("The model `%s` does not exist.", name)})
 	return "", false

@@ -109,9 +109,9 @@ func (c *call) chat() {
 		c.refuse(e)
 		return
 	}
-	lim := caps{n: orOne(q.N), cap: q.MaxTokens, param: "max_tokens", prompt: prompt}
+	lim := caps{n: orOne(q.N), most: q.MaxTokens, param: "max_tokens", prompt: prompt}
 	if q.MaxCompletionTokens != nil {
-		lim.cap, lim.param = q.MaxCompletionTokens, "max_completion_tokens"
+		lim.most, lim.param = q.MaxCompletionTokens, "max_completion_tokens"
 	}
 	seed := c.seed(q.Messages, q.Tools, q.ToolChoice)
 	t, e := pickTool(tools, q.ToolChoice, seed, msgs[len(msgs)-1].isToolResult())
@@ -130,11 +130,11 @@ func (c *call) chat() {
 	switch {
 	case t != nil:
 		args := string(generate(nil, t.schema(), nil, seed, 0))
-		p.prepare(args, "tool_calls", &toolCall{id: "chatcmpl-tool-" + p.id[:16], name: t.name()}, lim.cap)
+		p.prepare(args, "tool_calls", &toolCall{id: "chatcmpl-tool-" + p.id[:16], name: t.name()}, lim.most)
 	case q.Format != nil && q.Format.Type == "json_schema" && q.Format.Schema != nil:
-		p.prepare(string(generate(nil, q.Format.Schema.Schema, nil, seed, 0)), "stop", nil, lim.cap)
+		p.prepare(string(generate(nil, q.Format.Schema.Schema, nil, seed, 0)), "stop", nil, lim.most)
 	case q.Format != nil && q.Format.Type == "json_object":
-		p.prepare(`{"answer":"größe"}`, "stop", nil, lim.cap)
+		p.prepare(`{"answer":"größe"}`, "stop", nil, lim.most)
 	}
 	c.answer(p, newChatDialect(p))
 }
@@ -162,7 +162,7 @@ func appendHead(b []byte, id, object, model string) []byte {
 	return append(b, `,"choices":[`...)
 }
 
-// chunk writes one choice of a stream around what f writes as its delta.
+// begin and end write a chunk around the members of its delta.
 func (d *chatDialect) begin(b []byte, k int) []byte {
 	b = append(b, d.head...)
 	b = append(b, `{"index":`...)
@@ -356,7 +356,7 @@ func (c *call) completions() {
 	for _, n := range counts {
 		prompt += n
 	}
-	p := c.plan(model, c.seed(q.Prompt), caps{n: orOne(q.N), cap: q.MaxTokens, param: "max_tokens", prompt: prompt}, len(counts), q.Stream)
+	p := c.plan(model, c.seed(q.Prompt), caps{n: orOne(q.N), most: q.MaxTokens, param: "max_tokens", prompt: prompt}, len(counts), q.Stream)
 	if p == nil {
 		return
 	}

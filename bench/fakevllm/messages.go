@@ -59,7 +59,7 @@ func (c *call) messages() {
 		c.refuse(e)
 		return
 	}
-	p := c.plan(model, seed, caps{n: 1, cap: q.MaxTokens, param: "max_tokens", prompt: prompt}, 1, q.Stream)
+	p := c.plan(model, seed, caps{n: 1, most: q.MaxTokens, param: "max_tokens", prompt: prompt}, 1, q.Stream)
 	if p == nil {
 		return
 	}

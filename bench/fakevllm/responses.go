@@ -63,7 +63,7 @@ func (c *call) responses() {
 		c.refuse(e)
 		return
 	}
-	p := c.plan(model, seed, caps{n: 1, cap: q.MaxOutput, param: "max_output_tokens", prompt: prompt}, 1, q.Stream && !q.Background)
+	p := c.plan(model, seed, caps{n: 1, most: q.MaxOutput, param: "max_output_tokens", prompt: prompt}, 1, q.Stream && !q.Background)
 	if p == nil {
 		return
 	}

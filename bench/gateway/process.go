@@ -139,7 +139,7 @@ func (f *fleet) stop() {
 
 // launch starts a program whose output goes to the log and, line by line, to lines.
 func (f *fleet) launch(name string, argv, env []string, lines func(string)) (*process, error) {
-	cmd := exec.Command(argv[0], argv[1:]...) //nolint:gosec // the caller's own programs
+	cmd := exec.Command(argv[0], argv[1:]...) // the caller's own programs
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Dir = f.dir
 	stdin, err := cmd.StdinPipe()
@@ -253,7 +253,8 @@ func (f *fleet) start(ctx context.Context, rep *Report) error {
 }
 
 // startHeadgate starts a node that does everything it does for a paying tenant, with
-// limits that nobody reaches.
+// limits that nobody reaches: also those against floods from one address, since all
+// the load comes from one.
 func (f *fleet) startHeadgate(ctx context.Context, upstream string) (url string, pid int, err error) {
 	policy := filepath.Join(f.dir, "policy.yaml")
 	text := fmt.Sprintf(`version: 1
@@ -272,11 +273,16 @@ tenants: [{name: dev, plan: bench}]
 	if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
 		return "", 0, err
 	}
+	config := filepath.Join(f.dir, "headgate.yaml")
+	text = fmt.Sprintf("prefilter: {requests_per_second: 1000000, request_burst: 1000000}\nmax_conns_per_ip: %d\n", 2*maxInFlight)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return "", 0, err
+	}
 	ports, err := freePorts(2)
 	if err != nil {
 		return "", 0, err
 	}
-	argv := append([]string{f.cfg.Headgate, "serve", "--dev", "--policy", policy, "--listen", ports[0], "--admin-listen", ports[1],
+	argv := append([]string{f.cfg.Headgate, "serve", "--dev", "--config", config, "--policy", policy, "--listen", ports[0], "--admin-listen", ports[1],
 		"--data-dir", filepath.Join(f.dir, "data")}, f.cfg.HeadgateArgs...)
 	p, err := f.launch(headgate, argv, []string{envRole + "=", "HEADGATE_DEV_KEY=" + benchKey, "HEADGATE_ADMIN_TOKEN=bench-admin-token"}, nil)
 	if err != nil {

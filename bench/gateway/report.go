@@ -208,7 +208,7 @@ func (r *Report) Write(dir string) error {
 		if err := write(&b); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o644); err != nil { //nolint:gosec // results are for all to read
+		if err := os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o644); err != nil { // results are for all to read
 			return err
 		}
 	}
