@@ -23,23 +23,23 @@ const (
 	DefaultShards     = 64
 	MaxShards         = 1024
 	DefaultMaxBuckets = 1 << 20
-	// MaxMaxBuckets bounds the table at about 20 GB.
+	// MaxMaxBuckets bounds the table at about 16 GB.
 	MaxMaxBuckets = 1 << 27
 )
 
 // sweepWhenFull is how many buckets a Take looks at for one to forget before it
-// says TableFull; sweepBatch how many are looked at under one lock.
+// says TableFull; walkBatch how many any walk looks at under one lock.
 const (
 	sweepWhenFull = 1024
-	sweepBatch    = 512
+	walkBatch     = 512
 )
 
 // Config sizes a Local. A zero field takes its default.
 type Config struct {
 	// Shards is the number of locks, a power of two.
 	Shards int
-	// MaxBuckets bounds the table. Each bucket takes about 100 bytes and the
-	// length of its key.
+	// MaxBuckets bounds the table. Each bucket takes about 75 bytes beside
+	// its key.
 	MaxBuckets int
 }
 
@@ -140,6 +140,11 @@ func (l *Local) unlock(b *batch) {
 // by that.
 func (l *Local) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) (refused int) {
 	ds = ds[:len(cs)]
+	if len(cs) == 1 {
+		if refused, ok := l.takeKnown(now, &cs[0], &ds[0]); ok {
+			return refused
+		}
+	}
 	var b batch
 	l.lock(&b, cs)
 	defer l.unlock(&b)
@@ -166,13 +171,36 @@ func (l *Local) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) (ref
 	return refused
 }
 
+// takeKnown is Take of a single charge that has a bucket: the same steps with
+// nothing to undo.
+func (l *Local) takeKnown(now int64, c *limiter.Charge, d *limiter.Decision) (refused int, ok bool) {
+	p := l.locate(&c.Key)
+	s := &l.shards[p.shard]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a, _ := s.find(p.tag, &c.Key)
+	if a == nil {
+		return 0, false
+	}
+	a.supersede(now, c.Limit)
+	a.limit.TakeInto(&a.state, now, c.Cost, c.Oversize, d)
+	c.At = d.At
+	if !d.Admitted {
+		c.At = limiter.NotTaken
+		if !c.Shadow {
+			return 0, true
+		}
+	}
+	return -1, true
+}
+
 // open finds or makes the charges' accounts. It returns the set of those it
 // made, and false, having made none, if one is missing that has to be there.
 func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok bool) {
 	for i := range cs {
 		p := b.places[i]
 		s := &l.shards[p.shard]
-		_, found := s.find(p.tag, &cs[i].Key)
+		found, _ := s.find(p.tag, &cs[i].Key)
 		if found == nil {
 			if l.count.Add(1) > l.max {
 				l.count.Add(-1)
@@ -183,10 +211,10 @@ func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok
 				l.closeUnused(b, now, cs, fresh)
 				return 0, false
 			}
-			_, found = s.insert(p.tag, &cs[i].Key, cs[i].Limit)
+			found = s.insert(p.tag, &cs[i].Key, cs[i].Limit)
 			fresh |= 1 << i
 		}
-		b.accounts[i] = &found.account
+		b.accounts[i] = found
 	}
 	return fresh, true
 }
@@ -198,7 +226,7 @@ func (l *Local) closeUnused(b *batch, now int64, cs []limiter.Charge, fresh uint
 		i := bits.TrailingZeros32(fresh)
 		p := b.places[i]
 		s := &l.shards[p.shard]
-		if id, found := s.find(p.tag, &cs[i].Key); found.limit.Full(&found.state, now) {
+		if found, id := s.find(p.tag, &cs[i].Key); found.limit.Full(&found.state, now) {
 			s.remove(p.tag, id)
 			l.count.Add(-1)
 		}
@@ -222,7 +250,7 @@ func decide(now int64, cs []limiter.Charge, accounts []*account, ds []limiter.De
 			continue
 		}
 		c := &cs[i]
-		ds[i] = a.limit.Take(&a.state, now, c.Cost, c.Oversize)
+		a.limit.TakeInto(&a.state, now, c.Cost, c.Oversize, &ds[i])
 		switch {
 		case ds[i].Admitted:
 			taken |= 1 << i
@@ -260,7 +288,7 @@ func (l *Local) Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) (ref
 		if first < 0 {
 			first = i
 			scratch[i].limit = cs[i].Limit
-			if _, found := l.shards[b.places[i].shard].find(b.places[i].tag, &cs[i].Key); found != nil {
+			if found, _ := l.shards[b.places[i].shard].find(b.places[i].tag, &cs[i].Key); found != nil {
 				scratch[i] = account{found.limit, found.state.Clone()}
 			}
 		}
@@ -298,13 +326,13 @@ func (l *Local) settle(now int64, p place, c *limiter.Charge, actual int64) limi
 		delta = max(c.Cost, 0) - actual
 		c.Cost = actual
 	}
-	_, found := s.find(p.tag, &c.Key)
+	found, _ := s.find(p.tag, &c.Key)
 	if found == nil {
 		if delta >= 0 {
 			return c.Limit.Take(new(limiter.State), now, 0, limiter.Refuse)
 		}
 		l.count.Add(1)
-		_, found = s.insert(p.tag, &c.Key, c.Limit)
+		found = s.insert(p.tag, &c.Key, c.Limit)
 	}
 	found.supersede(now, c.Limit)
 	if delta != 0 && (c.Limit.Algorithm == limiter.Semaphore) == (found.limit.Algorithm == limiter.Semaphore) {
@@ -335,12 +363,13 @@ func (l *Local) Levels(now int64, tenant string) []Level {
 	}
 	var levels []Level
 	for i := range shards {
-		shards[i].each(func(id uint32, b *bucket) {
-			if b.name[:b.tenantLen] != tenant {
-				return
+		shards[i].each(func(id uint32) {
+			b, class, i := shards[i].at(id)
+			k, a := b.key(class, i), &b.accounts[i]
+			if k.Tenant == tenant {
+				d := a.limit.Take(&a.state, now, 0, limiter.Refuse)
+				levels = append(levels, Level{k, *a.limit, d.Remaining, d.Reset})
 			}
-			d := b.limit.Take(&b.state, now, 0, limiter.Refuse)
-			levels = append(levels, Level{b.key(), *b.limit, d.Remaining, d.Reset})
 		})
 	}
 	slices.SortFunc(levels, func(a, b Level) int {
@@ -349,58 +378,25 @@ func (l *Local) Levels(now int64, tenant string) []Level {
 	return levels
 }
 
-// each calls f for the live buckets, under the lock, which it gives up between
-// batches.
-func (s *shard) each(f func(id uint32, b *bucket)) {
-	for id, more := uint32(0), true; more; {
-		s.mu.Lock()
-		end := min(id+sweepBatch, s.used)
-		for ; id < end; id++ {
-			if b := s.at(id); b.limit != nil {
-				f(id, b)
-			}
-		}
-		more = id < s.used
-		s.mu.Unlock()
-	}
-}
-
 // Sweep looks at up to budget buckets, going on where the last sweep stopped
 // and round the table at most once, and forgets those that are full. A bucket
 // that is not full is never forgotten. It returns how many it forgot.
 func (l *Local) Sweep(now int64, budget int) (forgotten int) {
 	for range l.shards {
 		s := &l.shards[int(l.sweep.Add(1)-1)&(len(l.shards)-1)]
-		s.mu.Lock()
-		todo := min(budget, int(s.used))
-		s.mu.Unlock()
-		budget -= todo
-		for ; todo > 0; todo -= sweepBatch {
-			forgotten += l.sweepBatch(s, now, min(todo, sweepBatch))
-		}
+		budget -= s.walk(budget, func(id uint32) {
+			b, class, i := s.at(id)
+			if a := &b.accounts[i]; a.limit.Full(&a.state, now) {
+				k := b.key(class, i)
+				s.remove(l.locate(&k).tag, id)
+				l.count.Add(-1)
+				forgotten++
+			}
+		})
 		if budget <= 0 {
 			break
 		}
 	}
-	return forgotten
-}
-
-// sweepBatch looks at n ids of a shard, free ones included, from its cursor on.
-func (l *Local) sweepBatch(s *shard, now int64, n int) (forgotten int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for ; n > 0 && s.live > 0; n-- {
-		id := s.cursor % s.used
-		s.cursor = id + 1
-		b := s.at(id)
-		if b.limit == nil || !b.limit.Full(&b.state, now) {
-			continue
-		}
-		k := b.key()
-		s.remove(l.locate(&k).tag, id)
-		forgotten++
-	}
-	l.count.Add(int64(-forgotten))
 	return forgotten
 }
 

@@ -346,7 +346,7 @@ func (m *machine) draw(t *rapid.T) []limiter.Charge {
 			Key: limiter.Key{
 				Tenant:  rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "tenant"),
 				Limit:   rapid.SampledFrom([]string{"x", "xy"}).Draw(t, "name"),
-				Subject: rapid.SampledFrom([]string{"", "y", "z"}).Draw(t, "subject"),
+				Subject: rapid.SampledFrom([]string{"", "y", strings.Repeat("z", 40), strings.Repeat("z", 300)}).Draw(t, "subject"),
 			},
 			Limit:    &l,
 			Cost:     rapid.Int64Range(-1, 12).Draw(t, "cost"),
@@ -630,17 +630,13 @@ func TestBytesPerBucket(t *testing.T) {
 		l.Take(start, cs, ds[:])
 	}
 	each := float64(heap()-before) / n
-	own := each - float64(keys)/n - keyHeader
-	t.Logf("%.1f bytes a bucket, %.1f of them beyond its key of %d+%.1f", each, own, keyHeader, float64(keys)/n)
+	own := each - float64(keys)/n
+	t.Logf("%.1f bytes a bucket, %.1f of them beyond the %.1f characters of its key", each, own, float64(keys)/n)
 	if own > 80 {
 		t.Errorf("%.1f bytes a bucket beyond its key", own)
 	}
 	runtime.KeepAlive(l)
 }
-
-// keyHeader is what a bucket keeps of its key beside the characters: one string
-// header and two lengths.
-const keyHeader = 24
 
 func heap() int64 {
 	runtime.GC()
@@ -665,5 +661,43 @@ func BenchmarkTake(b *testing.B) {
 				l.Take(now, cs, ds)
 			}
 		})
+	}
+}
+
+// Keys of any length, and those that differ only in where a part ends, have
+// buckets of their own; and a removal disturbs no other.
+func TestKeysAreKeptApart(t *testing.T) {
+	l := newLocal(t, lease.Config{Shards: 1})
+	var ds [1]limiter.Decision
+	now := start
+	keys := []limiter.Key{{Tenant: "ab", Limit: "c"}, {Tenant: "a", Limit: "bc"}, {Limit: "abc"}, {Subject: "abc"}, {Limit: "ab", Subject: "c"}}
+	for n := range 600 {
+		text := strings.Repeat("x", n)
+		keys = append(keys, limiter.Key{Tenant: "t", Limit: "l", Subject: text}, limiter.Key{Tenant: text + "y", Limit: "l"}, limiter.Key{Limit: text + "z"})
+	}
+	for round := range 3 {
+		for i, k := range keys {
+			cost := int64((i+round)%5 + 1)
+			l.Take(now, []limiter.Charge{{Key: k, Limit: gcra, Cost: cost}}, ds[:])
+			if ds[0].Remaining != 10-cost {
+				t.Fatalf("%v: %d left after %d of 10", k, ds[0].Remaining, cost)
+			}
+		}
+		if l.Len() != len(keys) {
+			t.Fatalf("%d buckets for %d keys", l.Len(), len(keys))
+		}
+		// The cheapest fifth is full again and goes, then the next.
+		for spent := int64(1); spent <= 5; spent++ {
+			now += int64(6 * time.Second)
+			if n := l.Sweep(now, 1<<20); n != len(keys)/5 {
+				t.Fatalf("%d forgotten of %d", n, len(keys))
+			}
+			for i, k := range keys {
+				want := min(10, 10-int64((i+round)%5+1)+spent)
+				if got := level(l, now, limiter.Charge{Key: k, Limit: gcra}); got != want {
+					t.Fatalf("%v: %d left, want %d", k, got, want)
+				}
+			}
+		}
 	}
 }

@@ -3,6 +3,7 @@ package lease
 import (
 	"hash/maphash"
 	"math/bits"
+	"strings"
 	"sync"
 
 	"headgate/limiter"
@@ -16,9 +17,12 @@ type account struct {
 
 // supersede puts the account under l if l comes from a later policy.
 func (a *account) supersede(now int64, l *limiter.Limit) {
-	if l == a.limit || l.Revision <= a.limit.Revision {
-		return
+	if l != a.limit && l.Revision > a.limit.Revision {
+		a.convert(now, l)
 	}
+}
+
+func (a *account) convert(now int64, l *limiter.Limit) {
 	before := *a.limit
 	before.Revision = l.Revision
 	if before != *l {
@@ -27,103 +31,171 @@ func (a *account) supersede(now int64, l *limiter.Limit) {
 	a.limit = l
 }
 
-// bucket is one entry of the table: 72 bytes beside the key's own.
-type bucket struct {
-	// name is the key's three strings end to end, copied, so that a bucket
-	// neither pins the request that they were cut from nor carries three
-	// headers. A free bucket has none and its tenantLen is the next free id.
-	name                string
-	tenantLen, limitLen uint32
-	account
-}
-
-func (b *bucket) key() limiter.Key {
-	t, l := b.tenantLen, b.tenantLen+b.limitLen
-	return limiter.Key{Tenant: b.name[:t], Limit: b.name[t:l], Subject: b.name[l:]}
-}
-
-func (b *bucket) is(k *limiter.Key) bool {
-	if int(b.tenantLen) != len(k.Tenant) || int(b.limitLen) != len(k.Limit) {
-		return false
-	}
-	t, l := b.tenantLen, b.tenantLen+b.limitLen
-	return b.name[l:] == k.Subject && b.name[:t] == k.Tenant && b.name[t:l] == k.Limit
-}
-
 const (
 	// slabBuckets is how many buckets are allocated at once. They never move,
-	// so growth copies only the index, of 8 bytes a slot.
-	slabBuckets = 128
+	// so growth copies only the index, of 8 bytes a slot. A slab of 169 fills a
+	// size class of the allocator.
+	slabBuckets = 169
 	minSlots    = 8
+	// classWidth is the step from one size of key to the next, and longClass
+	// the class of those that are longer than the widest.
+	classWidth = 16
+	longClass  = 8
 )
+
+// slab holds buckets whose keys take the same room: an account of 48 bytes each
+// and, beside it, a copy of the key, so that a bucket does not pin the request
+// that its key was cut from. Where both are follows from the bucket's id alone,
+// so that the processor fetches them at the same time. That, and no pointer
+// from one to the other, is why keys have classes.
+type slab struct {
+	accounts [slabBuckets]account
+	// keys has (class+1)·classWidth bytes a bucket: the lengths of tenant,
+	// limit and subject in a byte each, and the three texts.
+	keys []byte
+	long []limiter.Key // instead, in the long class
+}
+
+// lengths is how many bytes come before a key's texts.
+const lengths = 3
+
+// classOf returns the class of a key, which has room for it.
+func classOf(k *limiter.Key) uint32 {
+	n := lengths + len(k.Tenant) + len(k.Limit) + len(k.Subject)
+	return uint32(min((n-1)/classWidth, longClass))
+}
+
+func newSlab(class uint32) *slab {
+	if class == longClass {
+		return &slab{long: make([]limiter.Key, slabBuckets)}
+	}
+	return &slab{keys: make([]byte, slabBuckets*classWidth*(class+1))}
+}
+
+// text returns the bytes of the i-th key of a class but the long one.
+func (b *slab) text(class, i uint32) []byte {
+	width := (class + 1) * classWidth
+	return b.keys[i*width : (i+1)*width]
+}
+
+func (b *slab) setKey(class, i uint32, k *limiter.Key) {
+	if class == longClass {
+		b.long[i] = limiter.Key{Tenant: strings.Clone(k.Tenant), Limit: strings.Clone(k.Limit), Subject: strings.Clone(k.Subject)}
+		return
+	}
+	t := append(b.text(class, i)[:0], byte(len(k.Tenant)), byte(len(k.Limit)), byte(len(k.Subject)))
+	t = append(t, k.Tenant...)
+	t = append(t, k.Limit...)
+	_ = append(t, k.Subject...)
+}
+
+func (b *slab) key(class, i uint32) limiter.Key {
+	if class == longClass {
+		return b.long[i]
+	}
+	text := b.text(class, i)
+	t, l, u := splits(text)
+	return limiter.Key{Tenant: string(text[lengths:t]), Limit: string(text[t:l]), Subject: string(text[l:u])}
+}
+
+// splits returns where tenant, limit and subject end in a key's bytes.
+func splits(text []byte) (tenant, limit, subject int) {
+	tenant = lengths + int(text[0])
+	limit = tenant + int(text[1])
+	return tenant, limit, limit + int(text[2])
+}
+
+// is compares the i-th key with k, which is of the same class.
+func (b *slab) is(class, i uint32, k *limiter.Key) bool {
+	if class == longClass {
+		return b.long[i] == *k
+	}
+	text := b.text(class, i)
+	if int(text[0]) != len(k.Tenant) || int(text[1]) != len(k.Limit) || int(text[2]) != len(k.Subject) {
+		return false
+	}
+	t, l, u := splits(text)
+	return string(text[l:u]) == k.Subject && string(text[lengths:t]) == k.Tenant && string(text[t:l]) == k.Limit
+}
+
+// pool is the buckets of one class. Those in use have a limit.
+type pool struct {
+	slabs []*slab
+	free  []uint32
+	used  uint32 // indices given out so far, free or not
+}
+
+// A bucket's id is its index in its pool and, in the low bits, its class.
+const classBits = 4
 
 // slot is an index entry: a hash in the low half, id + 1 in the high one; 0 is
 // free.
 type slot uint64
 
-func (s slot) tag() uint32 { return uint32(s) }
-func (s slot) id() uint32  { return uint32(s>>32) - 1 }
+func newSlot(tag, id uint32) slot { return slot(id+1)<<32 | slot(tag) }
+func (s slot) tag() uint32        { return uint32(s) }
+func (s slot) id() uint32         { return uint32(s>>32) - 1 }
 
 // shard is an open-addressing hash table under a lock of its own. Collisions
 // go to the next slot; a removal closes the gap, so there are no tombstones.
 type shard struct {
 	mu     sync.Mutex
-	slots  []slot // a power of two, at most three quarters in use
-	slabs  []*[slabBuckets]bucket
-	used   uint32 // ids given out so far, free or not
-	live   uint32 // ids in use
-	free   uint32 // the first free id + 1, or 0
+	live   uint32
 	cursor uint32 // the id that a sweep looks at next
+	slots  []slot // a power of two, at most three quarters in use
+	pools  [longClass + 1]pool
 
-	_ [24]byte // 128 bytes: neighbours do not share a pair of cache lines
+	_ [64]byte // neighbours do not share a cache line
 }
 
-func (s *shard) at(id uint32) *bucket {
-	return &s.slabs[id/slabBuckets][id%slabBuckets]
+// at returns the slab and place in it of an id.
+func (s *shard) at(id uint32) (b *slab, class, i uint32) {
+	class, i = id&(1<<classBits-1), id>>classBits
+	return s.pools[class].slabs[i/slabBuckets], class, i % slabBuckets
 }
 
-// find returns the bucket of k, or nil. tag is the key's hash.
-func (s *shard) find(tag uint32, k *limiter.Key) (uint32, *bucket) {
+// find returns the account of k and its id, or nil. tag is the key's hash.
+func (s *shard) find(tag uint32, k *limiter.Key) (*account, uint32) {
 	if len(s.slots) == 0 {
-		return 0, nil
+		return nil, 0
 	}
+	own := classOf(k)
 	mask := uint32(len(s.slots) - 1)
 	for i := tag & mask; s.slots[i] != 0; i = (i + 1) & mask {
 		if s.slots[i].tag() != tag {
 			continue
 		}
 		id := s.slots[i].id()
-		if b := s.at(id); b.is(k) {
-			return id, b
+		if b, class, at := s.at(id); class == own && b.is(class, at, k) {
+			return &b.accounts[at], id
 		}
 	}
-	return 0, nil
+	return nil, 0
 }
 
 // insert adds a bucket for k, which has none.
-func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) (uint32, *bucket) {
+func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) *account {
 	if int(s.live+1)*4 > len(s.slots)*3 {
 		s.grow()
 	}
-	id := s.free - 1
-	if s.free != 0 {
-		s.free = s.at(id).tenantLen
+	class := classOf(k)
+	p := &s.pools[class]
+	i := p.used
+	if n := len(p.free); n > 0 {
+		i, p.free = p.free[n-1], p.free[:n-1]
 	} else {
-		id = s.used
-		if id%slabBuckets == 0 {
-			s.slabs = append(s.slabs, new([slabBuckets]bucket))
+		if i%slabBuckets == 0 {
+			p.slabs = append(p.slabs, newSlab(class))
 		}
-		s.used++
+		p.used++
 	}
 	s.live++
-	b := s.at(id)
-	*b = bucket{
-		name:      k.Tenant + k.Limit + k.Subject,
-		tenantLen: uint32(len(k.Tenant)), limitLen: uint32(len(k.Limit)),
-		account: account{limit: l},
-	}
-	s.place(slot(id+1)<<32 | slot(tag))
-	return id, b
+	b := p.slabs[i/slabBuckets]
+	b.setKey(class, i%slabBuckets, k)
+	a := &b.accounts[i%slabBuckets]
+	a.limit = l
+	s.place(newSlot(tag, i<<classBits|class))
+	return a
 }
 
 func (s *shard) place(e slot) {
@@ -149,7 +221,7 @@ func (s *shard) grow() {
 func (s *shard) remove(tag, id uint32) {
 	mask := uint32(len(s.slots) - 1)
 	hole := tag & mask
-	for s.slots[hole] != slot(id+1)<<32|slot(tag) {
+	for s.slots[hole] != newSlot(tag, id) {
 		hole = (hole + 1) & mask
 	}
 	for i := (hole + 1) & mask; s.slots[i] != 0; i = (i + 1) & mask {
@@ -160,9 +232,32 @@ func (s *shard) remove(tag, id uint32) {
 		}
 	}
 	s.slots[hole] = 0
-	*s.at(id) = bucket{tenantLen: s.free}
-	s.free = id + 1
+	b, class, i := s.at(id)
+	b.accounts[i] = account{}
+	if class == longClass {
+		b.long[i] = limiter.Key{}
+	}
+	p := &s.pools[class]
+	p.free = append(p.free, id>>classBits)
 	s.live--
+}
+
+// ids is how many ids were given out, free ones included.
+func (s *shard) ids() (n int) {
+	for i := range s.pools {
+		n += int(s.pools[i].used)
+	}
+	return n
+}
+
+// next returns the first id given out from id on, class by class and round to
+// the beginning. There must be one.
+func (s *shard) next(id uint32) uint32 {
+	class, i := id&(1<<classBits-1), id>>classBits
+	for i >= s.pools[class].used {
+		class, i = (class+1)%(longClass+1), 0
+	}
+	return i<<classBits | class
 }
 
 // place is where a key lives: its shard and its hash in there.
@@ -180,4 +275,43 @@ func (l *Local) locate(k *limiter.Key) place {
 	}
 	hi, lo := bits.Mul64(whole, odd)
 	return place{shard: uint32(owner>>32) & uint32(len(l.shards)-1), tag: uint32(hi ^ lo)}
+}
+
+// each calls f, under the lock, for the buckets in use; it gives the lock up
+// between batches.
+func (s *shard) each(f func(id uint32)) {
+	for class := range s.pools {
+		p := &s.pools[class]
+		for i, more := uint32(0), true; more; {
+			s.mu.Lock()
+			for end := min(i+walkBatch, p.used); i < end; i++ {
+				s.visit(i<<classBits|uint32(class), f)
+			}
+			more = i < p.used
+			s.mu.Unlock()
+		}
+	}
+}
+
+// walk is each for up to budget ids, going on where the last walk stopped and
+// round the shard at most once. It returns how many ids it saw.
+func (s *shard) walk(budget int, f func(id uint32)) (seen int) {
+	for todo := 1; seen < todo; {
+		s.mu.Lock()
+		todo = min(budget, s.ids())
+		for range min(todo-seen, walkBatch) {
+			id := s.next(s.cursor)
+			s.visit(id, f)
+			s.cursor = id + 1<<classBits
+			seen++
+		}
+		s.mu.Unlock()
+	}
+	return seen
+}
+
+func (s *shard) visit(id uint32, f func(id uint32)) {
+	if b, _, i := s.at(id); b.accounts[i].limit != nil {
+		f(id)
+	}
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"math"
+	"math/bits"
 	"time"
 )
 
@@ -54,15 +55,26 @@ func level(size, spent wide, per int64) int64 {
 }
 
 // takeGCRA admits cost c if max(now, TAT) + c·T − now ≤ B·T.
-func (l *Limit) takeGCRA(s *State, now, cost int64, over Oversize) Decision {
+func (l *Limit) takeGCRA(s *State, now, cost int64, over Oversize, d *Decision) {
 	per := int64(l.Rate.Per)
 	size := product(l.Burst, per)
 	deficit := l.deficit(s, now)
 	after := deficit.plus(product(cost, per))
+	if cost > 0 && cost <= l.Burst && !size.less(after) {
+		// The common case. As after ≤ size, neither quotient overflows.
+		ns, frac := bits.Div64(after.hi, after.lo, uint64(l.Rate.Count))
+		s.a, s.b = now+int64(ns), int64(frac)
+		left := size.minus(after)
+		remaining, _ := bits.Div64(left.hi, left.lo, uint64(per))
+		if frac > 0 {
+			ns++
+		}
+		d.Admitted, d.Remaining, d.Reset = true, int64(remaining), time.Duration(ns)
+		return
+	}
 	// A debt that the clock cannot express is refused, so that what is
 	// charged is always what a refund gives back.
 	payable := cost <= l.Burst || after.overUp(l.Rate.Count) < math.MaxInt64-now
-	var d Decision
 	d.Admitted = fits(cost, l.Burst, over, !size.less(after), deficit.zero()) && payable
 	switch {
 	case d.Admitted && cost > 0:
@@ -78,7 +90,6 @@ func (l *Limit) takeGCRA(s *State, now, cost int64, over Oversize) Decision {
 	}
 	d.Remaining = level(size, deficit, per)
 	d.Reset = time.Duration(s.refill(now))
-	return d
 }
 
 // adjustGCRA moves the TAT back, but not before now, or forward.

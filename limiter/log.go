@@ -97,13 +97,12 @@ func (g *log) released(now, units int64, rate Rate) time.Duration {
 	return time.Duration(add(times(int64(rate.Per), rounds), live[last].at+int64(rate.Per)-now))
 }
 
-func (l *Limit) takeLog(s *State, now, cost int64, over Oversize) Decision {
+func (l *Limit) takeLog(s *State, now, cost int64, over Oversize, d *Decision) {
 	if s.log == nil {
 		s.log = new(log)
 	}
 	g, count := s.log, l.Rate.Count
 	g.expire(now, l.Rate)
-	var d Decision
 	owed := g.sum + g.debt
 	d.Admitted = fits(cost, count, over, cost <= count-owed, owed == 0)
 	switch {
@@ -121,7 +120,6 @@ func (l *Limit) takeLog(s *State, now, cost int64, over Oversize) Decision {
 	if owed > 0 {
 		d.Reset = g.released(now, owed, l.Rate)
 	}
-	return d
 }
 
 func (l *Limit) adjustLog(s *State, now, at, delta int64) {

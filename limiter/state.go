@@ -112,22 +112,28 @@ func (l *Limit) Peek(s *State, now, cost int64, over Oversize) Decision {
 // delays nothing. A cost of 0 is always admitted, also in debt; a negative one
 // counts as 0, so that no request can raise a level; one above MaxUnits is
 // refused.
-func (l *Limit) Take(s *State, now, cost int64, over Oversize) Decision {
+func (l *Limit) Take(s *State, now, cost int64, over Oversize) (d Decision) {
+	l.TakeInto(s, now, cost, over, &d)
+	return d
+}
+
+// TakeInto is Take for a caller that has a place for the decision: to hand 40
+// bytes up through the calls takes as long as the arithmetic.
+func (l *Limit) TakeInto(s *State, now, cost int64, over Oversize, d *Decision) {
 	now = s.clock(now)
 	cost = max(cost, 0)
-	var d Decision
+	d.RetryAfter, d.Reset, d.At = 0, 0, now
 	switch l.Algorithm {
 	case GCRA:
-		d = l.takeGCRA(s, now, cost, over)
+		l.takeGCRA(s, now, cost, over, d)
 	case FixedWindow, SlidingWindow:
-		d = l.takeWindow(s, now, cost, over)
+		l.takeWindow(s, now, cost, over, d)
 	case SlidingLog:
-		d = l.takeLog(s, now, cost, over)
+		l.takeLog(s, now, cost, over, d)
 	case Semaphore:
-		d = l.takeSlots(s, cost, over)
+		l.takeSlots(s, cost, over, d)
 	}
-	s.last, d.At = now, now
-	return d
+	s.last = now
 }
 
 // fits says whether a cost conforms to a bucket of the given capacity, if
@@ -259,8 +265,7 @@ func (l *Limit) spend(s *State, now, units int64) {
 }
 
 // takeSlots is Take of a Semaphore.
-func (l *Limit) takeSlots(s *State, cost int64, over Oversize) Decision {
-	var d Decision
+func (l *Limit) takeSlots(s *State, cost int64, over Oversize, d *Decision) {
 	if d.Admitted = fits(cost, l.Burst, over, cost <= l.Burst-s.a, s.a == 0); d.Admitted {
 		s.a += cost
 	} else {
@@ -270,5 +275,4 @@ func (l *Limit) takeSlots(s *State, cost int64, over Oversize) Decision {
 		d.Reset = Never
 	}
 	d.Remaining = l.Burst - s.a
-	return d
 }

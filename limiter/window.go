@@ -59,14 +59,13 @@ func (l *Limit) weighed(s *State, offset int64) wide {
 	return used.plus(product(s.c, per-offset))
 }
 
-func (l *Limit) takeWindow(s *State, now, cost int64, over Oversize) Decision {
+func (l *Limit) takeWindow(s *State, now, cost int64, over Oversize, d *Decision) {
 	l.roll(s, now)
 	per, count := int64(l.Rate.Per), l.Rate.Count
 	offset := now % per
 	size := product(count, per)
 	used := l.weighed(s, offset)
 	after := used.plus(product(cost, per))
-	var d Decision
 	d.Admitted = fits(cost, count, over, !size.less(after), used.zero())
 	switch {
 	case d.Admitted:
@@ -81,7 +80,6 @@ func (l *Limit) takeWindow(s *State, now, cost int64, over Oversize) Decision {
 	}
 	d.Remaining = level(size, used, per)
 	d.Reset = l.untilUnused(*s, offset)
-	return d
 }
 
 // untilFits returns when a cost within capacity that does not fit at offset
