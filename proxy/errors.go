@@ -59,14 +59,12 @@ func errRoute(method, path string) *Error {
 }
 
 func errManagement(path string) *Error {
-	e := newError(http.StatusForbidden, "permission_denied", "%s operates a backend and is not reachable through the gateway", clip(path, 128))
-	e.malformed = true
-	return e
+	return errForbidden("", "%s operates a backend and is not reachable through the gateway", clip(path, 128))
 }
 
 func errForbidden(param, format string, args ...any) *Error {
 	e := newError(http.StatusForbidden, "permission_denied", format, args...)
-	e.Param = param
+	e.Param, e.malformed = param, true
 	return e
 }
 
@@ -95,6 +93,12 @@ func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	return e
 }
 
+// For the log: whoever would read them is gone. The status is the one that proxies use.
+const (
+	statusClientGone = 499
+	codeClientGone   = "client_gone"
+)
+
 // asError maps what the rooms below return. A cause that nobody foresaw is our fault.
 func asError(err error) *Error {
 	var e *Error
@@ -122,6 +126,10 @@ func asError(err error) *Error {
 		return newError(http.StatusTooManyRequests, "over_capacity", "the fleet is at capacity; this is not your quota").retry(time.Second)
 	case errors.Is(err, context.DeadlineExceeded):
 		return newError(http.StatusGatewayTimeout, "deadline_exceeded", "no answer began within the request's timeout; raise X-Headgate-Timeout or the plan's timeout, or ask for less")
+	case errors.Is(err, context.Canceled), errors.Is(err, edge.ErrClientGone):
+		e := newError(statusClientGone, codeClientGone, "the client went away")
+		e.err = err
+		return e
 	default:
 		e := newError(http.StatusBadGateway, "upstream_error", "the backend failed before it answered")
 		e.err = err

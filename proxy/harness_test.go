@@ -61,6 +61,7 @@ type world struct {
 	t        *testing.T
 	fake     *fakevllm.Server
 	upstream *httptest.Server
+	handler  http.Handler // of the model server
 	proxy    *proxy.Proxy
 	pool     *upstream.Pool
 	limits   *lease.Local
@@ -84,22 +85,37 @@ func must[T any](t *testing.T) func(v T, err error) T {
 
 func newWorld(t *testing.T, s setup) *world {
 	t.Helper()
+	w := newModelServer(t, s)
+	w.upstream = httptest.NewServer(w.handler)
+	w.assemble(s, upstream.Config{}, w.upstream.URL)
+	w.serve(s.edge)
+	return w
+}
+
+func newModelServer(t *testing.T, s setup) *world {
 	w := &world{t: t, reg: prometheus.NewRegistry(), tenants: map[string]bool{"": true}}
 	w.fake = must[*fakevllm.Server](t)(fakevllm.New(s.fake))
-	h := w.fake.Handler()
+	w.handler = w.fake.Handler()
 	if s.around != nil {
-		h = s.around(h)
+		w.handler = s.around(w.handler)
 	}
-	w.upstream = httptest.NewServer(h)
-	if s.backends == nil {
-		s.backends = []upstream.Backend{{Name: "vllm", URL: w.upstream.URL}}
+	return w
+}
+
+// assemble makes the gateway; backends without a URL are at the given one.
+func (w *world) assemble(s setup, pool upstream.Config, url string) {
+	t := w.t
+	t.Helper()
+	pool.Backends = s.backends
+	if pool.Backends == nil {
+		pool.Backends = []upstream.Backend{{Name: "vllm"}}
 	}
-	for i := range s.backends {
-		if s.backends[i].URL == "" {
-			s.backends[i].URL = w.upstream.URL
+	for i := range pool.Backends {
+		if pool.Backends[i].URL == "" {
+			pool.Backends[i].URL = url
 		}
 	}
-	w.pool = must[*upstream.Pool](t)(upstream.NewPool(upstream.Config{Backends: s.backends}))
+	w.pool = must[*upstream.Pool](t)(upstream.NewPool(pool))
 	w.limits = must[*lease.Local](t)(lease.NewLocal(lease.Config{}))
 	var limits proxy.Limits = w.limits
 	if s.guard != nil {
@@ -115,8 +131,6 @@ func newWorld(t *testing.T, s setup) *world {
 		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	}))
 	w.apply(s)
-	w.serve(s.edge)
-	return w
 }
 
 // apply makes the snapshot of s.

@@ -166,7 +166,7 @@ func (x *exchange) record() {
 func (x *exchange) outcome() string {
 	a := &x.answer
 	switch {
-	case a.clientGo, !a.started && a.status == 0 && x.r.Context().Err() != nil: // or it left before anything was sent
+	case a.clientGo, x.gotErr != nil && x.gotErr.Code == codeClientGone:
 		return "client_gone"
 	case x.gotErr != nil:
 		switch e := x.gotErr; {

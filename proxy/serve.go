@@ -162,7 +162,9 @@ func (x *exchange) run() (aborted bool) {
 			x.p.cfg.Logger.Error("request panicked", "request_id", x.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			x.gotErr = newError(http.StatusInternalServerError, "internal_error", "the gateway failed; request id %s", x.id)
 			x.settle(outcomeFailed)
-			aborted = x.answer.started || !x.refuse(x.gotErr)
+			if aborted = x.answer.started; !aborted {
+				x.refuse(x.gotErr)
+			}
 		}
 	}()
 	err := x.serve()
@@ -184,6 +186,9 @@ func (x *exchange) serve() error {
 	}
 	if err := x.authenticate(); err != nil {
 		return err
+	}
+	if err := x.identify(); err != nil {
+		return x.chargeMalformed(err)
 	}
 	if err := x.matchRoute(); err != nil {
 		return x.chargeMalformed(err)
@@ -242,7 +247,7 @@ func (x *exchange) authenticate() error {
 	}
 	x.caller = c
 	c.LastUsed.Store(x.start.Unix())
-	return x.identify()
+	return nil
 }
 
 // identify reads what a client may say of itself, as far as its key lets it.
@@ -398,18 +403,15 @@ func (x *exchange) mayFallBack(err error) bool {
 	return errors.Is(err, upstream.ErrNoBackend) || upstream.Retryable(err)
 }
 
-// refuse answers with an error. It says false if the client cannot be told.
-func (x *exchange) refuse(e *Error) bool {
-	if e.malformed || e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden {
+// refuse answers with an error, also where the context has ended: a body that broke off
+// ends it too, and to return without a word would make the server say 200.
+func (x *exchange) refuse(e *Error) {
+	if e.malformed || e.Status == http.StatusUnauthorized {
 		x.p.cfg.Prefilter.Fault(x.start, x.ip, x.credential)
-	}
-	if x.r.Context().Err() != nil && e.Code != "deadline_exceeded" {
-		return false
 	}
 	x.rateHeaders()
 	x.answer.status = e.Status
 	e.write(x.w, x.r, x.id)
-	return true
 }
 
 // finish settles what is still open, frees what is held, and writes the record.
