@@ -166,7 +166,7 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 	}
 	x.answer.status = resp.StatusCode
 	src := &source{ctx: ctx, r: resp.Body, alive: alive}
-	dst := &sink{x: x}
+	dst := &sink{x: x, flusher: http.NewResponseController(x.w)}
 	switch enc := resp.Header.Get("Content-Encoding"); {
 	case enc == "gzip":
 		zr, err := gzip.NewReader(resp.Body)
@@ -451,8 +451,9 @@ func (s *source) Read(p []byte) (int, error) {
 
 // sink writes an answer: headers first, compressed again if it came so.
 type sink struct {
-	x   *exchange
-	zip *gzip.Writer
+	x       *exchange
+	zip     *gzip.Writer
+	flusher *http.ResponseController
 }
 
 // Write passes p on. The first one sends the headers.
@@ -488,7 +489,7 @@ func (d *sink) Flush() error {
 			return err
 		}
 	}
-	return http.NewResponseController(d.x.w).Flush()
+	return d.flusher.Flush()
 }
 
 // Close ends the answer, also one without a byte.

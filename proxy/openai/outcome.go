@@ -112,7 +112,7 @@ func (f *Failure) member(name, value []byte) {
 const deltaBytes = 64
 
 func tokensOf(text []byte) int64 {
-	return (int64(len(text)) - 2 + deltaBytes - 1) / deltaBytes
+	return textTokens(len(text) - 2)
 }
 
 // deltas counts the tokens that the choices of a chunk carry, at least.

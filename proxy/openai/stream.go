@@ -19,6 +19,7 @@ type Stream struct {
 	cr    carriage
 	crlf  bool // a CRLF has been seen: a CR that ends a frame waits for its LF
 
+	like      likeness
 	generated int64
 	started   bool // message_start reported, message_delta has not
 	done      bool
@@ -36,7 +37,14 @@ const (
 // NewStream starts a stream. hideUsage keeps the usage chunk that Edit asked for from a
 // client that did not ask.
 func NewStream(kind Kind, hideUsage bool) *Stream {
-	return &Stream{out: outcome{kind: kind}, hide: hideUsage, blank: true, first: true}
+	s := &Stream{out: outcome{kind: kind}, hide: hideUsage, blank: true, first: true}
+	switch kind {
+	case Chat:
+		s.like.field = []byte(`"content":"`)
+	case Completion, Message:
+		s.like.field = []byte(`"text":"`)
+	}
+	return s
 }
 
 // Feed takes the next bytes from the upstream and calls emit for each frame that they
@@ -244,6 +252,11 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		s.done = true
 		return true, false
 	}
+	if n, ok := s.like.match(data); ok {
+		s.generated += n
+		return false, false
+	}
+	before := s.generated
 	var t top
 	if len(data) == 0 || !t.parse(data) {
 		return false, false // nothing, or nothing that we can read: not ours to judge
@@ -274,7 +287,11 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		s.out.learn(&inner)
 	}
 	s.out.learn(&t)
-	return s.ends(&t), hidden
+	last = s.ends(&t)
+	if !last && !hidden && t.usage == nil && t.err == nil && t.response == nil && t.message == nil {
+		s.like.remember(data, s.generated-before)
+	}
+	return last, hidden
 }
 
 // ends tells whether t is a terminal event and notes it.
