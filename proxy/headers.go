@@ -92,7 +92,7 @@ func (x *exchange) vendor(name string, anthropic bool, units ...Unit) {
 	if anthropic {
 		h.Set(name+"-Limit", limit)
 		h.Set(name+"-Remaining", left)
-		h.Set(name+"-Reset", time.Now().Add(finite(d.Reset)).UTC().Truncate(time.Second).Add(time.Second).Format(time.RFC3339))
+		h.Set(name+"-Reset", time.Now().Add(finite(d.Reset)).Add(time.Second-1).UTC().Truncate(time.Second).Format(time.RFC3339))
 		return
 	}
 	h.Set("X-Ratelimit-Limit-"+name, limit)
