@@ -142,7 +142,7 @@ type shard struct {
 	mu     sync.Mutex
 	live   uint32
 	cursor uint32 // the id that a sweep looks at next
-	slots  []slot // a power of two, at most three quarters in use
+	slots  []slot // at most four fifths of them in use
 	pools  [longClass + 1]pool
 
 	_ [64]byte // neighbours do not share a cache line
@@ -160,8 +160,7 @@ func (s *shard) find(tag uint32, k *limiter.Key) (*account, uint32) {
 		return nil, 0
 	}
 	own := classOf(k)
-	mask := uint32(len(s.slots) - 1)
-	for i := tag & mask; s.slots[i] != 0; i = (i + 1) & mask {
+	for i := s.home(tag); s.slots[i] != 0; i = s.after(i) {
 		if s.slots[i].tag() != tag {
 			continue
 		}
@@ -175,7 +174,7 @@ func (s *shard) find(tag uint32, k *limiter.Key) (*account, uint32) {
 
 // insert adds a bucket for k, which has none.
 func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) *account {
-	if int(s.live+1)*4 > len(s.slots)*3 {
+	if int(s.live+1)*5 > len(s.slots)*4 {
 		s.grow()
 	}
 	class := classOf(k)
@@ -198,18 +197,37 @@ func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) *account {
 	return a
 }
 
+// home is the slot at which the search for a hash begins, after the next one.
+func (s *shard) home(tag uint32) int { return int(uint64(tag) * uint64(len(s.slots)) >> 32) }
+
+func (s *shard) after(i int) int {
+	if i++; i == len(s.slots) {
+		return 0
+	}
+	return i
+}
+
+// distance is the number of steps from one slot to another.
+func (s *shard) distance(from, to int) int {
+	if to < from {
+		to += len(s.slots)
+	}
+	return to - from
+}
+
 func (s *shard) place(e slot) {
-	mask := uint32(len(s.slots) - 1)
-	i := e.tag() & mask
+	i := s.home(e.tag())
 	for s.slots[i] != 0 {
-		i = (i + 1) & mask
+		i = s.after(i)
 	}
 	s.slots[i] = e
 }
 
+// grow makes room by a quarter: to double would leave, on average, as much
+// again unused.
 func (s *shard) grow() {
 	old := s.slots
-	s.slots = make([]slot, max(minSlots, 2*len(old)))
+	s.slots = make([]slot, max(minSlots, len(old)+len(old)/4))
 	for _, e := range old {
 		if e != 0 {
 			s.place(e)
@@ -219,14 +237,13 @@ func (s *shard) grow() {
 
 // remove forgets the bucket with an id and a hash.
 func (s *shard) remove(tag, id uint32) {
-	mask := uint32(len(s.slots) - 1)
-	hole := tag & mask
+	hole := s.home(tag)
 	for s.slots[hole] != newSlot(tag, id) {
-		hole = (hole + 1) & mask
+		hole = s.after(hole)
 	}
-	for i := (hole + 1) & mask; s.slots[i] != 0; i = (i + 1) & mask {
+	for i := s.after(hole); s.slots[i] != 0; i = s.after(i) {
 		// An entry may fill the hole unless its home lies behind the hole.
-		if home := s.slots[i].tag() & mask; (i-home)&mask >= (i-hole)&mask {
+		if home := s.home(s.slots[i].tag()); s.distance(home, i) >= s.distance(hole, i) {
 			s.slots[hole] = s.slots[i]
 			hole = i
 		}

@@ -80,9 +80,9 @@ func headgate(tb testing.TB, n int) func() decider {
 	now := clock()
 	return func() decider {
 		// A request keeps these beside its other state.
-		cs, ds := make([]limiter.Charge, 1), make([]limiter.Decision, 1)
+		cs, ds := []limiter.Charge{{Limit: limit, Cost: 1}}, make([]limiter.Decision, 1)
 		return func(k *key) bool {
-			cs[0] = limiter.Charge{Key: k.parts, Limit: limit, Cost: 1}
+			cs[0].Key = k.parts
 			return table.Take(now(), cs, ds) == -1
 		}
 	}
