@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -17,7 +16,7 @@ import (
 
 const (
 	readSize = 16 << 10 // what is read from a backend at once
-	holdBody = 64 << 10 // answers up to this are read whole, so that their settled levels stand in their headers
+	holdBody = 32 << 10 // answers up to this are read whole, so that their settled levels stand in their headers
 )
 
 // answer is what is known of the answer so far.
@@ -137,18 +136,37 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	if x.body == nil {
 		return req, nil
 	}
-	raw := x.body.Bytes()
-	edited := x.in.Edit(nil, raw, x.model.Upstream, x.asksUsage())
-	req.ContentLength = int64(len(edited))
-	if len(edited) == len(raw) && (len(raw) == 0 || &edited[0] == &raw[0]) {
-		req.Body = x.body.Open()
-		req.GetBody = func() (io.ReadCloser, error) { return x.body.Open(), nil }
-	} else {
-		req.Body = io.NopCloser(bytes.NewReader(edited))
-		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(edited)), nil }
+	pieces := x.in.Pieces(x.body.Bytes(), x.model.Upstream, x.asksUsage())
+	for _, p := range pieces {
+		req.ContentLength += int64(len(p))
 	}
-	return req, nil
+	req.GetBody = func() (io.ReadCloser, error) { return &pieceReader{pieces: pieces, hold: x.body.Open()}, nil }
+	req.Body, err = req.GetBody()
+	return req, err
 }
+
+// pieceReader reads slices one after the other. It holds the body that they lie in.
+type pieceReader struct {
+	pieces [][]byte
+	from   int // of the first piece
+	hold   io.Closer
+}
+
+func (r *pieceReader) Read(p []byte) (n int, err error) {
+	for len(r.pieces) > 0 && n < len(p) {
+		m := copy(p[n:], r.pieces[0][r.from:])
+		n, r.from = n+m, r.from+m
+		if r.from == len(r.pieces[0]) {
+			r.pieces, r.from = r.pieces[1:], 0
+		}
+	}
+	if n == 0 && len(p) > 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func (r *pieceReader) Close() error { return r.hold.Close() }
 
 // asksUsage: usage is injected only on the streams that know stream_options.
 func (x *exchange) asksUsage() bool {

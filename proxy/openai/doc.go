@@ -2,7 +2,7 @@
 // answer, in OpenAI's shapes, vLLM's and Anthropic's, and changes as little of it as it
 // can. It decides nothing: no limit, price or route is known here.
 //
-//   - [Meter] and [MeterMultipart] find in one request what it may cost; [Request.Edit]
+//   - [Meter] and [MeterMultipart] find in one request what it may cost; [Request.Pieces]
 //     makes the few changes that the gateway needs.
 //   - [Stream] reads server-sent events, [Scanner] a whole JSON answer, as they pass.
 //   - [ParseUsage] gives every usage shape one meaning.
@@ -35,10 +35,10 @@
 //     schemas and template arguments, which are rendered as JSON, count with their
 //     names. Too high an estimate is settled back; too low a one lets a caller pass.
 //     An image_url is a medium in a content part only, never in a tool's schema.
-//   - Edit changes the model name and the usage options of a stream and no other byte.
+//   - Pieces changes the model name and the usage options of a stream and no other byte.
 //     A stream that asked for continuous_usage_stats without include_usage, to which
 //     vLLM gives nothing, would get them on every chunk once include_usage is added;
-//     Edit turns them off, so that only one chunk is added, which Stream hides.
+//     Pieces turns them off, so that only one chunk is added, which Stream hides.
 //   - The bytes out of a Stream are the bytes in, less that chunk: one that has an empty
 //     list of choices, a usage and no error. Where they were cut makes no difference.
 //   - Usage is the last one seen, never a sum. Input counts cached tokens once:

@@ -15,13 +15,16 @@ type edit struct {
 // maxEdits is the model, include_usage and continuous_usage_stats.
 const maxEdits = 3
 
-// Edit appends to dst the body, the very one that r was read from, with the model name
-// replaced by upstreamModel ("" leaves it; a body without a name gets one) and, where
-// includeUsage is set and the request streams in a shape that has the option,
-// include_usage made true. A stream that asked for continuous_usage_stats without
-// include_usage, which vLLM ignores, has them turned off, so that the added option adds
-// one chunk and nothing to the others. Every other byte stays.
-func (r *Request) Edit(dst, body []byte, upstreamModel string, includeUsage bool) []byte {
+// Pieces gives the edited body as slices to be sent one after the other: stretches of
+// body, the very one that r was read from, and what stands between them instead. Nothing
+// of body is copied, so that an edit of a large one costs no memory.
+//
+// The model name is replaced by upstreamModel ("" leaves it; a body without a name gets
+// one) and, where includeUsage is set and the request streams in a shape that has the
+// option, include_usage is made true. A stream that asked for continuous_usage_stats
+// without include_usage, which vLLM ignores, has them turned off, so that the added option
+// adds one chunk and nothing to the others. Every other byte stays.
+func (r *Request) Pieces(body []byte, upstreamModel string, includeUsage bool) [][]byte {
 	var buf [maxEdits]edit
 	edits := buf[:0]
 	if r.spans.form {
@@ -34,13 +37,13 @@ func (r *Request) Edit(dst, body []byte, upstreamModel string, includeUsage bool
 			edits[j], edits[j-1] = edits[j-1], edits[j]
 		}
 	}
+	pieces := make([][]byte, 0, 2*len(edits)+1)
 	from := 0
 	for _, e := range edits {
-		dst = append(dst, body[from:e.at.start]...)
-		dst = append(dst, e.text...)
+		pieces = append(pieces, body[from:e.at.start], e.text)
 		from = e.at.end
 	}
-	return append(dst, body[from:]...)
+	return append(pieces, body[from:])
 }
 
 func (r *Request) jsonEdits(edits []edit, model string, includeUsage bool) []edit {

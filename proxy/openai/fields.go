@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// spans are the offsets that Edit needs; 0 stands for "not there", since no value of a
+// spans are the offsets that Pieces needs; 0 stands for "not there", since no value of a
 // member starts at 0.
 type spans struct {
 	kind  Kind

@@ -109,7 +109,7 @@ func TestEditMultipart(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
-		if got := string(r.Edit(nil, []byte(c.in), "up", true)); got != c.want {
+		if got := string(edited(&r, []byte(c.in), "up", true)); got != c.want {
 			t.Errorf("%s: got %q\nwant %q", c.name, got, c.want)
 		}
 	}
@@ -133,10 +133,10 @@ func FuzzMultipart(f *testing.F) {
 		if v := std.Value["model"]; len(v) > 1 || len(v) == 1 && v[0] != r.Model || len(v) == 0 && r.HasModel {
 			t.Errorf("%q: model %q, want %q", body, r.Model, v)
 		}
-		edited := r.Edit(nil, body, "up", true)
-		again, err := MeterMultipart(boundary, edited)
+		changed := edited(&r, body, "up", true)
+		again, err := MeterMultipart(boundary, changed)
 		if err != nil || again.Model != "up" || r.Stream && !again.WantsUsage || again.FileBytes != r.FileBytes {
-			t.Errorf("%q became %q: %+v, %v", body, edited, again, err)
+			t.Errorf("%q became %q: %+v, %v", body, changed, again, err)
 		}
 	})
 }

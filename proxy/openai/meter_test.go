@@ -295,7 +295,7 @@ func kindOf(file string) Kind {
 	return Chat
 }
 
-func TestEdit(t *testing.T) {
+func TestPieces(t *testing.T) {
 	for _, c := range []struct {
 		name, body, want string
 		kind             Kind
@@ -325,10 +325,10 @@ func TestEdit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := string(r.Edit([]byte("kept"), []byte(c.body), "up", true)); got != "kept"+c.want {
+			if got := string(edited(&r, []byte(c.body), "up", true)); got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
-			if got := string(r.Edit(nil, []byte(c.body), "", false)); got != c.body {
+			if got := string(edited(&r, []byte(c.body), "", false)); got != c.body {
 				t.Errorf("no edit asked for: %s", got)
 			}
 		})
@@ -338,7 +338,7 @@ func TestEdit(t *testing.T) {
 func TestEditQuotesTheModel(t *testing.T) {
 	body := []byte(`{"model":"x"}`)
 	r, _ := Meter(Chat, body)
-	if got := string(r.Edit(nil, body, "a\"b\\\n", false)); got != `{"model":"a\"b\\\n"}` {
+	if got := string(edited(&r, body, "a\"b\\\n", false)); got != `{"model":"a\"b\\\n"}` {
 		t.Error(got)
 	}
 }
@@ -368,19 +368,19 @@ func FuzzMeter(f *testing.F) {
 			return
 		}
 		agrees(t, body, &r)
-		edited := r.Edit(nil, body, "fuzz-model", true)
-		again, err := Meter(k, edited)
+		changed := edited(&r, body, "fuzz-model", true)
+		again, err := Meter(k, changed)
 		if err != nil {
-			t.Fatalf("%q became %q: %v", body, edited, err)
+			t.Fatalf("%q became %q: %v", body, changed, err)
 		}
 		if again.Model != "fuzz-model" || (k == Chat || k == Completion) && r.Stream && !again.WantsUsage {
-			t.Errorf("%q became %q", body, edited)
+			t.Errorf("%q became %q", body, changed)
 		}
-		sameButEdited(t, body, edited)
+		sameButEdited(t, body, changed)
 	})
 }
 
-// sameButEdited fails unless two bodies differ in the fields that Edit may touch only.
+// sameButEdited fails unless two bodies differ in the fields that Pieces may touch only.
 func sameButEdited(t *testing.T, body, edited []byte) {
 	t.Helper()
 	var a, b map[string]json.RawMessage
@@ -444,4 +444,9 @@ func BenchmarkMeter(b *testing.B) {
 			}
 		})
 	}
+}
+
+// edited is the body that Pieces makes, in one piece.
+func edited(r *Request, body []byte, model string, includeUsage bool) []byte {
+	return bytes.Join(r.Pieces(body, model, includeUsage), nil)
 }

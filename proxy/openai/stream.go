@@ -34,7 +34,7 @@ const (
 	frameCR          // the end of a frame, or the first half of its end
 )
 
-// NewStream starts a stream. hideUsage keeps the usage chunk that Edit asked for from a
+// NewStream starts a stream. hideUsage keeps the usage chunk that Pieces asked for from a
 // client that did not ask.
 func NewStream(kind Kind, hideUsage bool) *Stream {
 	s := &Stream{out: outcome{kind: kind}, hide: hideUsage, blank: true, first: true}

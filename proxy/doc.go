@@ -1,0 +1,66 @@
+// Package proxy is the HTTP front door: it carries a request from its key to its settled
+// answer. The pipeline is (*exchange).serve, on one screen.
+//
+// # Purpose
+//
+//	prefilter     a flooding or failing address or key is refused before anything is parsed
+//	authenticate  key hash → Caller, from the snapshot; what a client says of itself counts as far as its key allows
+//	matchRoute    a path that is not in the table is refused: no way around the meter, none to a backend's management
+//	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
+//	resolve       alias → model, then its fallbacks
+//	admit         every limit of the caller in one atomic step, all or nothing, after waiting where a limit says so
+//	forward       a backend's slot, the request, another backend if that one cannot have received it
+//	relay         bytes through as they came, usage read on the way
+//	settle        the actual against the estimate, before the last byte leaves
+//
+// A policy revision is a Snapshot. A request keeps the one that it started with, so that
+// it settles in the buckets that it reserved in.
+//
+// # Invariants
+//
+//   - A reservation ends exactly once. settle is idempotent and finish, which runs whatever
+//     happens, a panic too, settles what nobody else did.
+//   - Slots are free and levels settled before the last byte of an answer is written:
+//     before the terminal event of a stream, before the last piece of a body.
+//   - What was not admitted has charged nothing, except that a malformed request costs its
+//     `requests` units, so that a client stuck on it is slowed.
+//   - Nothing is cut in the middle for quota. What an answer takes beyond its estimate is debt.
+//   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
+//     where it is an alias, include_usage of a stream, and the one chunk that it adds.
+//   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
+//     ownersKept, answersPerShard, maxTenantLabels, holdBody, openai.MaxFrame.
+//   - No prompt, answer or key is ever in a log line or a metric.
+//
+// # What a request is charged
+//
+// The estimate is the input by the model's learned bytes per token, and for the answer the
+// smallest of its cap, of what the context leaves, and of the 90th percentile of this
+// key's last answers from the model once there are lengthsNeeded; the model's default only
+// where there is neither cap nor history. (The smallest of all three, default included,
+// would let fifty requests with a cap of 500 through a balance for ten as soon as the
+// default is small.)
+//
+//	how it ended                                     tokens and dollars          requests
+//	answered, usage reported and plausible           usage                       spent
+//	stream without usage, cut, or left by its client input as estimated, deltas  spent
+//	JSON answer without usage                        as reserved                 spent
+//	client gone or timed out before the answer       as reserved                 spent
+//	error from the backend, or none reachable after trying  nothing              spent
+//	no backend up, or all full                       nothing                     given back
+//	refused by a limit                               nothing                     nothing
+//
+// A timeout is the longest silence: before the first byte, and between any two.
+//
+// # What it leaves out
+//
+// Caches, the queue, shedding, breakers and kill switches come with their capabilities.
+// Whose a stored response is (owners) is known to this process only and forgotten when it
+// ends; the response is then not found.
+//
+// # How it fails
+//
+// Errors become HTTP in errors.go and nowhere else. Before the first byte an error is an
+// answer of its own; after it a stream gets an error event, any other answer a closed
+// connection. A panic is a 500 with the request's id, a stack in the log, and a settled
+// reservation.
+package proxy
