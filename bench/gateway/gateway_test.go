@@ -82,7 +82,7 @@ func TestFiguresAreMediansOverRounds(t *testing.T) {
 		rep.add(Row{Scenario: "chat", Target: bare, Round: i + 1, Good: 1, CPU: 100, P50: 200, P99: 500})
 		rep.add(Row{Scenario: "chat", Target: headgate, Round: i + 1, Good: 1, CPU: us, P50: 200 + us, P99: 3000})
 	}
-	rep.add(Row{Scenario: "chat", Target: bare, Round: 6, Good: 1, CPU: 1})
+	rep.add(Row{Scenario: "chat", Target: bare, Round: 6, Good: 1, CPU: 1, Rate: 1, LagP99: 2 * lateBound})
 	rep.add(Row{Scenario: "chat", Target: headgate, Round: 6, Good: 0, Failed: 9, Arrivals: 9})
 	rep.summarize()
 	find := func(name string) Figure {
@@ -104,7 +104,7 @@ func TestFiguresAreMediansOverRounds(t *testing.T) {
 	if (Figure{Bounded: true, AtLeast: true, Bound: 0.8, Median: 0.7}).Holds() {
 		t.Error("0.7 is at least 0.8")
 	}
-	if len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], "9 failed") {
+	if len(rep.Notes) != 2 || !strings.Contains(rep.Notes[0], "9 failed") || !strings.Contains(rep.Notes[1], "in 1 of 1 measurements") {
 		t.Errorf("notes %q", rep.Notes)
 	}
 }

@@ -149,11 +149,35 @@ func (r *Report) summarize() {
 	r.figure(least("stream: throughput at saturation over bare", "×", 0.8), r.each("stream-saturated", s, bare, throughput))
 	r.figure(most("memory a stream held open", "KiB", 64), r.each("held", s, s, func(a, _ Row) float64 { return a.Memory / 1024 }))
 	r.figure(Figure{Name: "memory a stream held open by bare", Unit: "KiB"}, r.each("held", bare, bare, func(a, _ Row) float64 { return a.Memory / 1024 }))
+	r.lateness()
 	for _, t := range []string{s, litellm} {
 		r.figure(Figure{Name: "chat-slow: CPU a request, " + t, Unit: "µs"}, r.each("chat-slow", t, t, func(a, _ Row) float64 { return a.CPU }))
 		r.figure(Figure{Name: "chat-slow: p50 over direct, " + t, Unit: "µs"}, r.each("chat-slow", t, direct, p50))
 		r.figure(Figure{Name: "chat-slow: p99 over direct, " + t, Unit: "µs"}, r.each("chat-slow", t, direct, p99))
 		r.figure(Figure{Name: "chat-saturated: throughput, " + t, Unit: "/s"}, r.each("chat-saturated", t, t, func(a, _ Row) float64 { return a.Throughput }))
+	}
+}
+
+// lateBound is how late the generator may be, at the 99th percentile and in
+// microseconds, before its latencies say more about the machine than about the target.
+const lateBound = 1000
+
+// lateness reports how late the generator itself was where it had a rate to keep, and
+// says so in words where that spoils the latencies.
+func (r *Report) lateness() {
+	var lags []float64
+	late := 0
+	for _, x := range r.Rows {
+		if x.Rate > 0 && x.Good > 0 {
+			lags = append(lags, x.LagP99)
+			if x.LagP99 > lateBound {
+				late++
+			}
+		}
+	}
+	r.figure(Figure{Name: "generator: p99 of its lateness", Unit: "µs"}, lags)
+	if late > 0 {
+		r.note("the generator was late by more than %d µs (p99) in %d of %d measurements: the machine was busy, and added latencies are not to be believed", lateBound, late, len(lags))
 	}
 }
 
