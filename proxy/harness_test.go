@@ -28,7 +28,11 @@ import (
 	"headgate/proxy/upstream"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The server waits half a second before it closes a connection with unread bytes,
+	// longer than goleak does.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // ages is a period so long that nothing refills during a test, and that has no window
 // boundary for years.

@@ -23,7 +23,7 @@ const plainCall = `{"model":"m","prompt":[1,2,3,4],"max_tokens":60}`
 // checks gauges and sums.
 func TestEveryExitSettles(t *testing.T) {
 	streamedCall := streaming(plainCall)
-	brief := func(c *proxy.Caller) { c.Timeout = 100 * time.Millisecond }
+	brief := func(c *proxy.Caller) { c.Timeout = 500 * time.Millisecond }
 	cases := []struct {
 		name, fault, body string
 		setup             setup
