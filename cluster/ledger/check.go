@@ -6,8 +6,10 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"headgate/limiter"
 )
@@ -27,6 +29,9 @@ var (
 
 // namePattern is what names may look like: they become header items, labels and log values.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$`)
+
+// wordPattern tells a word from a regular expression.
+var wordPattern = regexp.MustCompile(`^[a-z_]*$`)
 
 // found is a Problem with its place in the YAML.
 type found struct {
@@ -51,16 +56,20 @@ func (at place) field(name string) place {
 }
 
 func (at place) item(list string, i int, name string) place {
-	f := at.field(list)
+	return at.field(list).nth(i, name)
+}
+
+// nth is the place of an entry of the list at, called by its name if it has one.
+func (at place) nth(i int, name string) place {
 	if name == "" {
-		name = fmt.Sprint(i)
+		name = strconv.Itoa(i)
 	}
-	return place{f.human + "[" + name + "]", fmt.Sprintf("%s[%d]", f.yaml, i)}
+	return place{at.human + "[" + clip(name) + "]", at.yaml + "[" + strconv.Itoa(i) + "]"}
 }
 
 func (c *checker) add(at place, format string, args ...any) {
 	if len(c.found) < maxProblems {
-		c.found = append(c.found, found{Problem{Path: at.human, Message: fmt.Sprintf(format, args...)}, at.yaml})
+		c.found = append(c.found, found{Problem{Path: at.human, Message: clip(fmt.Sprintf(format, args...))}, at.yaml})
 	}
 }
 
@@ -135,7 +144,9 @@ func (p *Policy) check() []found {
 	for i := range p.Surfaces {
 		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces)
 	}
+	shares := map[limitSet]bool{}
 	for i := range p.Tenants {
+		c.shares(root.item("tenants", i, p.Tenants[i].Name), &p.Tenants[i], shares)
 		c.tenant(root.item("tenants", i, p.Tenants[i].Name), &p.Tenants[i], tenants, plans)
 	}
 	ids, hashes := map[string]bool{}, map[string]bool{}
@@ -199,8 +210,44 @@ func (c *checker) plan(at place, p *Plan, seen, globals map[string]bool) {
 		c.add(at.field("timeout"), "a timeout above 1h is not allowed")
 	}
 	for i, s := range p.Ramp {
+		if s.Factor == 0 {
+			c.add(at.item("ramp", i, "").field("factor"), "a factor must be above 0; `suspended: true` stops a tenant")
+		}
 		if i > 0 && s.After <= p.Ramp[i-1].After {
 			c.add(at.item("ramp", i, ""), "steps must come in the order of their age")
+		}
+	}
+}
+
+// shares checks that a tenant's limits hold at every step of its ramp.
+func (c *checker) shares(at place, t *Tenant, seen map[limitSet]bool) {
+	i := slices.IndexFunc(c.p.Plans, func(p Plan) bool { return p.Name == t.Plan })
+	if i < 0 {
+		return
+	}
+	p := &c.p.Plans[i]
+	factors := []Factor{factorOne}
+	if len(p.Ramp) > 0 {
+		factors = factors[:0]
+		for _, s := range p.Ramp {
+			factors = append(factors, s.Factor)
+		}
+	}
+	for _, f := range factors {
+		set := limitSet{p, product(f, t.standing())}
+		if f == 0 || t.standing() == 0 || seen[set] {
+			continue
+		}
+		seen[set] = true
+		for j := range p.Limits {
+			l := &p.Limits[j]
+			spec, _, err := l.compile()
+			if err != nil || l.tenantless() {
+				continue
+			}
+			if set.share.scale(&spec); spec.Validate() != nil {
+				c.add(at.field("plan"), "with the ramp's factor %v and the standing %v the limit %q can't hold: %v", f, t.standing(), l.Name, spec.Validate())
+			}
 		}
 	}
 }
@@ -210,6 +257,9 @@ func (c *checker) limit(at place, l *Limit, seen map[string]bool, global bool) {
 	parts := strings.Split(l.Scope, "+")
 	for _, part := range parts {
 		c.oneOf(at.field("scope"), part, scopeParts, false)
+	}
+	if slices.Sort(parts); len(slices.Compact(slices.Clone(parts))) < len(parts) {
+		c.add(at.field("scope"), "%q names a part twice", l.Scope)
 	}
 	if slices.Contains(parts, "global") && len(parts) > 1 {
 		c.add(at.field("scope"), "global can't be combined")
@@ -222,6 +272,9 @@ func (c *checker) limit(at place, l *Limit, seen map[string]bool, global bool) {
 	if time.Duration(l.Wait) > time.Minute {
 		c.add(at.field("wait"), "a wait above 1m is not allowed: clients give up before")
 	}
+	if l.Wait > 0 && (l.Shadow || l.Unit == "concurrency") {
+		c.add(at.field("wait"), "a wait does nothing on a shadow limit, which never refuses, nor on concurrency, which no wait gives back; remove it")
+	}
 	if _, field, err := l.compile(); err != nil {
 		c.add(at.field(field), "%v", err)
 	}
@@ -231,6 +284,9 @@ func (c *checker) tenant(at place, t *Tenant, seen, plans map[string]bool) {
 	c.name(at.field("name"), t.Name, seen)
 	c.ref(at.field("plan"), "plan", t.Plan, plans)
 	c.oneOf(at.field("class"), t.Class, classNames, true)
+	if t.Standing != nil && *t.Standing == 0 {
+		c.add(at.field("standing"), "a standing must be above 0; `suspended: true` stops a tenant")
+	}
 	cl, in := t.ContentLog, at.field("content_log")
 	c.oneOf(in.field("mode"), cl.Mode, contentModes, true)
 	if cl.Sample != nil && *cl.Sample > factorOne {
@@ -240,8 +296,10 @@ func (c *checker) tenant(at place, t *Tenant, seen, plans map[string]bool) {
 		c.add(in.field("sample"), "mode sample needs a share, as in sample: 0.1")
 	}
 	for i, r := range cl.Redact {
-		if _, err := regexp.Compile(r); err != nil && !slices.Contains(redactions, r) {
+		if _, err := regexp.Compile(r); err != nil {
 			c.add(in.item("redact", i, ""), "neither one of %s nor a regular expression: %v", strings.Join(redactions, ", "), err)
+		} else if wordPattern.MatchString(r) { // a slip in a name would else redact nothing
+			c.oneOf(in.item("redact", i, ""), r, redactions, false)
 		}
 	}
 }
@@ -256,6 +314,14 @@ func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces m
 	}
 	hashes[strings.ToLower(k.Hash)] = true
 	c.oneOf(at.field("class"), k.Class, classNames, true)
+	for _, l := range [...]struct {
+		name  string
+		names []string
+	}{{"models", k.Models}, {"routes", k.Routes}} {
+		if l.names != nil && len(l.names) == 0 {
+			c.add(at.field(l.name), "an empty list would allow none and an absent one allows all; leave it out, or revoke the key")
+		}
+	}
 	for i, m := range k.Models {
 		c.ref(at.item("models", i, ""), "model", m, models)
 	}
@@ -267,8 +333,8 @@ func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces m
 			c.ref(at.item("surfaces", i, ""), "surface", s, surfaces)
 		}
 	}
-	if len(k.User) > 256 {
-		c.add(at.field("user"), "a user's name is at most 256 bytes")
+	if len(k.User) > 256 || strings.ContainsFunc(k.User, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		c.add(at.field("user"), "a user's name is at most 256 printable bytes")
 	}
 }
 

@@ -58,11 +58,6 @@ func flatten(path string, v reflect.Value, out map[string]string) {
 	case reflect.Pointer:
 		flatten(path, v.Elem(), out)
 	case reflect.Struct:
-		if d, ok := v.Interface().(Date); ok {
-			text, _ := d.MarshalYAML() // never fails
-			out[path] = string(text)
-			return
-		}
 		for i := range v.NumField() {
 			tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
 			flatten(strings.TrimPrefix(path+"."+tag, "."), v.Field(i), out)
@@ -83,15 +78,4 @@ func flatten(path string, v reflect.Value, out map[string]string) {
 	default:
 		out[path] = fmt.Sprint(v.Interface())
 	}
-}
-
-// String gives the policy's spelling.
-func (d Duration) String() string {
-	text, _ := d.MarshalYAML() // never fails
-	return string(text)
-}
-
-// String gives a decimal.
-func (f Factor) String() string {
-	return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%d.%06d", f/factorOne, f%factorOne), "0"), ".")
 }

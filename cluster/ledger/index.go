@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"crypto/subtle"
 	"fmt"
 	"slices"
@@ -26,7 +27,7 @@ type Caller struct {
 	Key    *Key
 	Tenant *Tenant
 	Plan   *Plan
-	Limits []ResolvedLimit // cheapest first; shared by all keys of the tenant
+	Limits []ResolvedLimit // cheapest first; shared, never to be changed
 
 	hash [32]byte
 }
@@ -51,21 +52,26 @@ func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, er
 	if err != nil {
 		return nil, err
 	}
-	type resolved struct {
-		tenant *Tenant
-		limits []ResolvedLimit
-	}
-	tenants := make(map[string]resolved, len(p.Tenants))
+	tenants := make(map[string]*Caller, len(p.Tenants)) // without key and hash
+	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {
-		t := &p.Tenants[i]
-		limits, next, err := plans[t.Plan].resolve(t, now, revision, shared)
-		if err != nil {
-			return nil, err
+		t, plan := &p.Tenants[i], plans[p.Tenants[i].Plan]
+		if plan == nil {
+			return nil, fmt.Errorf("tenant %s: there is no plan %q", t.Name, t.Plan)
+		}
+		factor, next := plan.ramp(t, now)
+		set := limitSet{plan, product(factor, t.standing())}
+		limits, ok := sets[set]
+		if !ok {
+			if limits, err = set.resolve(revision, shared); err != nil {
+				return nil, err
+			}
+			sets[set] = limits
 		}
 		if !next.IsZero() && (ix.NextRamp.IsZero() || next.Before(ix.NextRamp)) {
 			ix.NextRamp = next
 		}
-		tenants[t.Name] = resolved{t, limits}
+		tenants[t.Name] = &Caller{Tenant: t, Plan: plan, Limits: limits}
 	}
 	for _, keys := range [...][]Key{p.Keys, extra} {
 		for i := range keys {
@@ -78,7 +84,10 @@ func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, er
 			if !ok {
 				return nil, fmt.Errorf("key %s: there is no tenant %q", k.ID, k.Tenant)
 			}
-			ix.callers[h] = &Caller{Key: k, Tenant: t.tenant, Plan: plans[t.tenant.Plan], Limits: t.limits, hash: h}
+			if c, ok := ix.callers[h]; ok {
+				return nil, fmt.Errorf("key %s is the same as key %s", k.ID, c.Key.ID)
+			}
+			ix.callers[h] = &Caller{Key: k, Tenant: t.Tenant, Plan: t.Plan, Limits: t.Limits, hash: h}
 		}
 	}
 	return ix, nil
@@ -137,17 +146,16 @@ func (l *Limit) resolve(revision uint64, bucket string) (ResolvedLimit, error) {
 // tenantless limits have one bucket for all tenants.
 func (l *Limit) tenantless() bool { return l.Scope == "global" || l.Scope == "model" }
 
-// resolve gives the limits of a tenant, cheapest first, and when its ramp moves on.
-func (p *Plan) resolve(t *Tenant, now time.Time, revision uint64, shared sharedLimits) ([]ResolvedLimit, time.Time, error) {
-	factor, next := p.ramp(t, now)
-	standing := factorOne
-	if t.Standing != nil {
-		standing = *t.Standing
-	}
-	oversize := limiter.Refuse
-	if p.Oversize == "debt" {
-		oversize = limiter.Debt
-	}
+// limitSet is what decides a tenant's limits. Tenants that agree in it share them, as rules:
+// the buckets are each tenant's own.
+type limitSet struct {
+	plan  *Plan
+	share fraction // of what the plan gives: the ramp's factor times the standing
+}
+
+// resolve gives the limits, cheapest first.
+func (set limitSet) resolve(revision uint64, shared sharedLimits) ([]ResolvedLimit, error) {
+	p := set.plan
 	limits := make([]ResolvedLimit, 0, len(p.Limits)+len(shared.global))
 	for i := range p.Limits {
 		l := &p.Limits[i]
@@ -155,36 +163,49 @@ func (p *Plan) resolve(t *Tenant, now time.Time, revision uint64, shared sharedL
 		if !ok {
 			var err error
 			if r, err = l.resolve(revision, l.Name); err != nil {
-				return nil, next, fmt.Errorf("plans[%s].limits[%s]: %w", p.Name, l.Name, err)
+				return nil, fmt.Errorf("plans[%s].limits[%s]: %w", p.Name, l.Name, err)
 			}
-			rampLimit(r.Spec, factor, standing)
+			set.share.scale(r.Spec)
+			if err = r.Spec.Validate(); err != nil {
+				return nil, fmt.Errorf("plans[%s].limits[%s], scaled by %d/%d: %w", p.Name, l.Name, set.share.num, set.share.den, err)
+			}
 		}
 		limits = append(limits, r)
 	}
 	limits = append(limits, shared.global...)
+	oversize := limiter.Refuse
+	if p.Oversize == "debt" {
+		oversize = limiter.Debt
+	}
 	for i := range limits {
 		limits[i].Oversize = oversize
 	}
 	slices.SortStableFunc(limits, func(a, b ResolvedLimit) int {
-		if d := slices.Index(unitNames, a.Unit) - slices.Index(unitNames, b.Unit); d != 0 {
-			return d
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(slices.Index(unitNames, a.Unit)-slices.Index(unitNames, b.Unit), strings.Compare(a.Name, b.Name))
 	})
-	return limits, next, nil
+	return limits, nil
 }
 
-// rampLimit scales what a limit admits: rate and burst, never below 1.
-func rampLimit(l *limiter.Limit, fs ...Factor) {
-	if l.Algorithm == limiter.GCRA || l.Algorithm == limiter.Semaphore {
-		l.Burst = min(scale(l.Burst, fs...), limiter.MaxUnits)
+// scale changes what a limit admits: rate and burst or count, never below 1. The period
+// of a window stays what it is.
+func (f fraction) scale(l *limiter.Limit) {
+	switch {
+	case f.num == f.den:
+	case l.Algorithm == limiter.Semaphore:
+		l.Burst = f.of(l.Burst)
+	case l.Algorithm == limiter.GCRA:
+		l.Rate, l.Burst = f.ofRate(l.Rate), f.of(l.Burst)
+	default:
+		l.Rate.Count, l.Burst = f.of(l.Rate.Count), 0
 	}
-	if l.Algorithm != limiter.Semaphore {
-		l.Rate.Count = min(scale(l.Rate.Count, fs...), limiter.MaxUnits)
-		if l.Algorithm != limiter.GCRA {
-			l.Burst = 0
-		}
+}
+
+// standing is the operator's factor for a tenant.
+func (t *Tenant) standing() Factor {
+	if t.Standing == nil {
+		return factorOne
 	}
+	return *t.Standing
 }
 
 // ramp is the factor of a tenant's age, and when it changes next. Before the first step

@@ -56,9 +56,10 @@ func CheckFormat(secret string) error {
 	return nil
 }
 
-// DisplayKey shows enough of a key to recognise it and too little to use it.
+// DisplayKey shows enough of a key to recognise it and too little to use it: of a
+// development key, which may be short, nothing.
 func DisplayKey(secret string) string {
-	if len(secret) < 2*MinKeyLength {
+	if CheckFormat(secret) != nil {
 		return "…"
 	}
 	return secret[:len(livePrefix)+4] + "…" + secret[len(secret)-4:]

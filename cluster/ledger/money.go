@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -37,30 +36,17 @@ func (n NanoUSD) String() string {
 	return fmt.Sprintf("%s%d.%-2s", sign, n/nanoPerUSD, frac+strings.Repeat("0", max(2-len(frac), 0)))
 }
 
-// UnmarshalYAML takes strings only: a YAML float has already lost what it stood for.
-func (n *NanoUSD) UnmarshalYAML(unmarshal func(any) error) error {
-	s, err := quoted(unmarshal)
-	if err != nil {
-		return err
+// parse takes strings only: a YAML float has already lost what it stood for.
+func (n *NanoUSD) parse(s scalar) (err error) {
+	if s.number {
+		return fmt.Errorf("money must be a quoted decimal string such as \"0.20\", not the number %s", s.text)
 	}
-	*n, err = ParseUSD(s)
+	*n, err = ParseUSD(s.text)
 	return err
 }
 
-// MarshalYAML is the inverse of UnmarshalYAML.
+// MarshalYAML gives what a policy reads.
 func (n NanoUSD) MarshalYAML() (any, error) { return n.String(), nil }
-
-func quoted(unmarshal func(any) error) (string, error) {
-	var v any
-	if err := unmarshal(&v); err != nil {
-		return "", err
-	}
-	s, ok := v.(string)
-	if !ok {
-		return "", fmt.Errorf("money must be a quoted decimal string such as \"0.20\", not the number %v", v)
-	}
-	return s, nil
-}
 
 // Usage is what one answer consumed. Input includes CachedInput and CacheWrite, as
 // OpenAI's prompt_tokens do and Anthropic's input_tokens do not.
@@ -123,42 +109,4 @@ func orPrice(p *NanoUSD, d NanoUSD) NanoUSD {
 		return *p
 	}
 	return d
-}
-
-// Factor is an exact decimal between 0 and 1000 with at most six decimals, in millionths.
-type Factor int64
-
-const factorOne Factor = 1_000_000
-
-// UnmarshalYAML reads the decimal as written, so that 0.2 is one fifth.
-func (f *Factor) UnmarshalYAML(text []byte) error {
-	s := strings.Trim(strings.TrimSpace(string(text)), `"'`)
-	whole, frac, _ := strings.Cut(s, ".")
-	if whole == "" || len(whole) > 3 || len(frac) > 6 || strings.Trim(whole+frac, "0123456789") != "" {
-		return errors.New("a factor is a decimal between 0 and 1000 with at most six decimals, as in 0.2")
-	}
-	var n Factor
-	for _, c := range whole + frac + strings.Repeat("0", 6-len(frac)) {
-		n = n*10 + Factor(c-'0')
-	}
-	*f = n
-	return nil
-}
-
-// MarshalYAML is the inverse of UnmarshalYAML.
-func (f Factor) MarshalYAML() ([]byte, error) {
-	return fmt.Appendf(nil, "%d.%06d", f/factorOne, f%factorOne), nil
-}
-
-// scale multiplies n by the factors, rounded down, at least 1.
-func scale(n int64, fs ...Factor) int64 {
-	for _, f := range fs {
-		hi, lo := bits.Mul64(uint64(n), uint64(f))
-		if hi >= uint64(factorOne) {
-			return math.MaxInt64
-		}
-		q, _ := bits.Div64(hi, lo, uint64(factorOne))
-		n = int64(min(q, math.MaxInt64))
-	}
-	return max(n, 1)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"pgregory.net/rapid"
@@ -108,11 +109,13 @@ surfaces: []
 }
 
 func TestParseRefuses(t *testing.T) {
-	replace := func(old, new string) string {
-		if !strings.Contains(example, old) {
-			t.Fatalf("the example lacks %q", old)
+	replace := func(pairs ...string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			if !strings.Contains(example, pairs[i]) {
+				t.Fatalf("the example lacks %q", pairs[i])
+			}
 		}
-		return strings.Replace(example, old, new, 1)
+		return strings.NewReplacer(pairs...).Replace(example)
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"unknown field":     {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
@@ -149,9 +152,43 @@ func TestParseRefuses(t *testing.T) {
 		"version":           {replace("version: 1", "version: 2"), "version must be 1"},
 		"two documents":     {example + "---\nversion: 1\n", "one YAML document"},
 		"deep":              {"version: " + strings.Repeat("[", 1_000_000), "nested"},
-		"deep block":        {strings.Repeat("- ", 1_000_000), "nests"},
-		"binary":            {"\x00\x01", ""},
-		"empty":             {"", "version must be 1"},
+		"deep block":        {strings.Repeat("- ", 10_000), "nested"},
+		"deeper block":      {strings.Repeat("- ", 2_000_000), "too large"},
+		"deep lines": {func() string { // a step deeper on every line
+			var b strings.Builder
+			for i := range 100 {
+				b.WriteString(strings.Repeat(" ", i) + "a:\n")
+			}
+			return b.String()
+		}(), "nested"},
+		"wide": {"version: 1\n" + func() string { // quadratic in the parser
+			var b strings.Builder
+			for i := range 50_000 {
+				fmt.Fprintf(&b, "a%d: 1\n", i)
+			}
+			return b.String()
+		}(), "more than 64 fields"},
+		"wide in braces":      {"{" + strings.Repeat("a: 1, ", 100) + "}", "more than 64 fields"},
+		"merge":               {"<<: {version: 1}", "merges"},
+		"tag":                 {replace("tier: 2", "tier: !!int 2"), "tags"},
+		"list for a mapping":  {replace("global: {limits", "global: [{limits", "burst: 2000000}]}", "burst: 2000000}]}]"), "must be a mapping of limits"},
+		"text for a list":     {replace("aliases: [small]", "aliases: small"), "must be a list"},
+		"list for text":       {replace("tier: 2", "oversize: [debt]\n    tier: 2"), "must be text"},
+		"quoted number":       {replace("tier: 2", `tier: "2"`), "without quotes"},
+		"fraction of a tier":  {replace("tier: 2", "tier: 2.5"), "whole number"},
+		"hex":                 {replace("tier: 2", "tier: 0x2"), "whole number"},
+		"truth":               {replace("assert_user: true", "assert_user: yes"), "must be true or false"},
+		"float for dollars":   {replace(`burst: "2.50"`, "burst: 2.50"), "2.50 is a float"},
+		"scope twice":         {replace("scope: org+model", "scope: org+org"), "names a part twice"},
+		"wait on slots":       {replace("max: 8", "max: 8, wait: 1s"), "a wait does nothing"},
+		"no models":           {replace("models: [llama-8b], routes", "models: [], routes"), "an empty list would allow none"},
+		"control in a user":   {replace("user: u,", `user: "u\x1f",`), "printable"},
+		"slip in a redaction": {replace("redact: [email", "redact: [emial"), `did you mean "email"`},
+		"no standing":         {replace("standing: 0.5", "standing: 0"), "suspended: true"},
+		"no factor":           {replace("factor: 0.2", "factor: 0"), "suspended: true"},
+		"too long a log":      {replace("algorithm: fixed_window, rate: 100000/day", "algorithm: sliding_log, rate: 6000/day", "standing: 0.5", "standing: 2"), "can't hold"},
+		"binary":              {"\x00\x01", ""},
+		"empty":               {"", "version must be 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := ParsePolicy([]byte(c.text))
@@ -167,6 +204,51 @@ func TestParseReportsAllAtOnceButNotForEver(t *testing.T) {
 	_, err := ParsePolicy([]byte(text))
 	if ps, ok := err.(Problems); !ok || len(ps) != maxProblems {
 		t.Errorf("%T of %d problems, want %d", err, len(ps), maxProblems)
+	}
+}
+
+// TestParseReportsWhatItReadsAndWhatItFinds in one go, in the order of the lines, and
+// without what only follows from another problem.
+func TestParseReportsWhatItReadsAndWhatItFinds(t *testing.T) {
+	_, err := ParsePolicy([]byte(`version: 1
+backends:
+  - {name: b, url: "ftp://x", slot: 4}
+plans:
+  - name: p
+    name: q
+    limits:
+      - {name: l, scope: org, unit: usd, rate: [], burst: 1.5}
+    budgets: [{name: month}]
+    timeout: soon
+tenants: [{name: acme, plan: r, standing: high}]
+`))
+	want := `line 3: backends[b].slot: unknown field "slot"; did you mean "slots"?
+line 3: backends[b].url: "ftp://x" is not http://host:port, https://host:port or dns://name:port
+line 6: plans[p].name: "name" stands here twice; the first is on line 5
+line 8: plans[p].limits[l].rate: must be a plain value and not a list or a mapping
+line 8: plans[p].limits[l].burst: 1.5 is a float: write a whole number, and dollars as a string, as in "10.50"
+line 9: plans[p].budgets: budgets are not available yet; remove them, or limit the unit usd by a rate
+line 10: plans[p].timeout: "soon" is not a duration: write 500ms, 60s, 10m, 6h or 14d
+line 11: tenants[acme].standing: a factor is a decimal between 0 and 1000 with at most six decimals, as in 0.2
+line 11: tenants[acme].plan: there is no plan "r"; did you mean "p"?`
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+}
+
+// TestBracketsInPatternsAreNotNesting: regular expressions may leave brackets open.
+func TestBracketsInPatternsAreNotNesting(t *testing.T) {
+	text := "version: 1\nplans: [{name: p}]\ntenants:\n"
+	for i := range 2 * maxNesting {
+		text += fmt.Sprintf("  - {name: t%d, plan: p, content_log: {mode: all, redact: ['\\[\\{secret']}}\n", i)
+	}
+	mustParse(t, text)
+}
+
+func TestMessagesStayShort(t *testing.T) {
+	_, err := ParsePolicy([]byte("version: 1\ntenants: [{name: '" + strings.Repeat("é ", 1<<20) + "', plan: p}]"))
+	if err == nil || len(err.Error()) > 4*maxMessage || !utf8.ValidString(err.Error()) {
+		t.Errorf("a message of %d bytes", len(err.Error()))
 	}
 }
 
@@ -234,6 +316,85 @@ func TestIndexResolvesAndRamps(t *testing.T) {
 	c, _ = grown.Lookup([32]byte{})
 	if got := byName(c)["org-tokens"].Spec.Burst; got != 30000 || !grown.NextRamp.IsZero() {
 		t.Errorf("after the ramp: burst %d, next %v", got, grown.NextRamp)
+	}
+}
+
+// TestScaleIsExact holds ramps against rationals: the rate is what the factors say, and
+// where the limiter cannot express that, below it by less than one unit a period.
+func TestScaleIsExact(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		factor := rapid.Map(rapid.Int64Range(1, 999_999_999), func(i int64) Factor { return Factor(i) })
+		f := product(factor.Draw(t, "ramp"), factor.Draw(t, "standing"))
+		r := limiter.Rate{
+			Count: rapid.Int64Range(1, 1<<40).Draw(t, "count"),
+			Per:   rapid.SampledFrom([]time.Duration{time.Second, time.Minute, time.Hour, 24 * time.Hour, 7 * time.Second}).Draw(t, "per"),
+		}
+		got := f.ofRate(r)
+		want := big.NewRat(f.num, f.den)
+		want.Mul(want, big.NewRat(r.Count, int64(r.Per)))
+		if got.Per > limiter.MaxSpan {
+			return // refused as a limit
+		}
+		have := big.NewRat(got.Count, int64(got.Per))
+		if want.Cmp(big.NewRat(limiter.MaxUnits, int64(r.Per))) > 0 {
+			if got.Count != limiter.MaxUnits || got.Per != r.Per {
+				t.Fatalf("%v became %v", r, got)
+			}
+			return
+		}
+		if have.Cmp(want) > 0 {
+			t.Fatalf("%v by %d/%d became more: %v", r, f.num, f.den, got)
+		}
+		if short := want.Sub(want, have); short.Cmp(big.NewRat(1, int64(r.Per))) >= 0 {
+			t.Fatalf("%v by %d/%d became %v, short by %v", r, f.num, f.den, got, short)
+		}
+	})
+	for _, c := range []struct {
+		f    fraction
+		r, w string
+	}{
+		{fraction{1, 5}, "60000/min", "12000/min"},
+		{fraction{1, 5}, "7/s", "7/5s"},
+		{fraction{1, 20}, "10/day", "1/2day"},
+		{fraction{1, 3}, "9/s", "3/s"},
+	} {
+		r, err := limiter.ParseRate(c.r)
+		must(t, err)
+		if got := c.f.ofRate(r).String(); got != c.w {
+			t.Errorf("%d/%d of %s is %s, want %s", c.f.num, c.f.den, c.r, got, c.w)
+		}
+	}
+}
+
+func TestIndexSharesAndRefuses(t *testing.T) {
+	p := mustParse(t, strings.Replace(example, "  - {name: old, plan: pro}\n", "  - {name: old, plan: pro}\n  - {name: older, plan: pro}\n", 1))
+	key := func(id, tenant string, b byte) Key {
+		return Key{ID: id, Tenant: tenant, Hash: FormatHash([32]byte{b})}
+	}
+	ix, err := p.Index(time.Unix(2e9, 0), 1, key("a", "old", 1), key("b", "older", 2))
+	must(t, err)
+	a, _ := ix.Lookup([32]byte{1})
+	b, _ := ix.Lookup([32]byte{2})
+	if &a.Limits[0] != &b.Limits[0] {
+		t.Error("two tenants of one plan and one share have limits of their own")
+	}
+	if n := testing.AllocsPerRun(100, func() { ix.Lookup([32]byte{1}) }); n != 0 {
+		t.Errorf("a look-up allocates %v times", n)
+	}
+	for name, c := range map[string]struct {
+		key  Key
+		want string
+	}{
+		"a policy's key again": {key("dev", "old", 0), "key dev is the same as key k1"},
+		"no such tenant":       {key("dev", "nobody", 3), `there is no tenant "nobody"`},
+		"no hash":              {Key{ID: "dev", Tenant: "old"}, "not a key's hash"},
+	} {
+		if _, err := p.Index(time.Unix(2e9, 0), 1, c.key); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := (&Policy{Tenants: []Tenant{{Name: "t", Plan: "p"}}}).Index(time.Unix(2e9, 0), 1); err == nil {
+		t.Error("a tenant without a plan was indexed")
 	}
 }
 
@@ -377,8 +538,29 @@ func FuzzParsePolicy(f *testing.F) {
 		if d := Diff(p, p); len(d) != 0 {
 			t.Fatalf("differs from itself: %v", d)
 		}
-		if _, err := p.Index(time.Unix(1e9, 0), 1); err != nil {
-			t.Fatalf("valid and not indexable: %v", err)
+		for _, now := range []int64{-1e10, 1e9, 1e11} {
+			ix, err := p.Index(time.Unix(now, 0), 1)
+			if err != nil {
+				t.Fatalf("valid and not indexable: %v", err)
+			}
+			for _, c := range ix.callers {
+				for _, l := range c.Limits {
+					if err := l.Spec.Validate(); err != nil {
+						t.Fatalf("valid, with the limit %+v: %v", *l.Spec, err)
+					}
+				}
+			}
+		}
+		again, err := yaml.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := ParsePolicy(again)
+		if err != nil {
+			t.Fatalf("written as\n%s\nand not read back: %v", again, err)
+		}
+		if d := Diff(p, back); len(d) != 0 {
+			t.Fatalf("after writing and reading back: %v", d)
 		}
 	})
 }
