@@ -2,8 +2,9 @@ package proxy
 
 import (
 	"math"
+	"net/http"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"headgate/limiter"
@@ -14,29 +15,29 @@ import (
 const nanoPerCent = 10_000_000
 
 // rateHeaders tells the client where it stands: the IETF draft's lists with an item for
-// each limit, the tightest one in X-RateLimit-*, and the vendors' own.
+// each limit, the tightest one in X-RateLimit-*, and the vendors' own. It runs on every
+// request, so it spells header names as net/http keeps them and takes one block of memory
+// for all values.
 func (x *exchange) rateHeaders() {
 	r := &x.res
 	if r.n == 0 {
 		return
 	}
-	h := x.w.Header()
-	var state, policy strings.Builder
+	state, policy := make([]byte, 0, 64*r.n), make([]byte, 0, 64*r.n)
 	tightest, least := -1, math.Inf(1)
 	for i, l := range r.limits[:r.n] {
-		d := &r.decisions[i]
 		if l.Shadow {
 			continue
 		}
-		quota, left := shown(l, l.Spec.Capacity()), shown(l, max(d.Remaining, 0))
-		appendItem(&policy, l, "q", quota)
+		d := &r.decisions[i]
+		policy = appendItem(policy, l, ";q=", shown(l, l.Spec.Capacity()))
 		if w := window(l); w > 0 {
-			policy.WriteString(";w=" + strconv.FormatInt(w, 10))
+			policy = strconv.AppendInt(append(policy, ";w="...), w, 10)
 		}
-		policy.WriteString(`;qu="` + unitName(l.Unit) + `"`)
-		appendItem(&state, l, "r", left)
+		policy = append(append(append(policy, `;qu="`...), unitName(l.Unit)...), '"')
+		state = appendItem(state, l, ";r=", shown(l, max(d.Remaining, 0)))
 		if l.Unit != Concurrency {
-			state.WriteString(";t=" + strconv.FormatInt(seconds(d.Reset), 10))
+			state = strconv.AppendInt(append(state, ";t="...), seconds(d.Reset), 10)
 		}
 		if share := float64(d.Remaining) / float64(l.Spec.Capacity()); share < least {
 			tightest, least = i, share
@@ -45,66 +46,88 @@ func (x *exchange) rateHeaders() {
 	if tightest < 0 {
 		return
 	}
-	h.Set("RateLimit-Policy", policy.String())
-	h.Set("RateLimit", state.String())
+	h := valueBlock{header: x.w.Header()}
+	h.set("Ratelimit-Policy", string(policy))
+	h.set("Ratelimit", string(state))
 	l, d := r.limits[tightest], &r.decisions[tightest]
-	h.Set("X-RateLimit-Limit", strconv.FormatInt(shown(l, l.Spec.Capacity()), 10))
-	h.Set("X-RateLimit-Remaining", strconv.FormatInt(shown(l, max(d.Remaining, 0)), 10))
+	h.set("X-Ratelimit-Limit", strconv.FormatInt(shown(l, l.Spec.Capacity()), 10))
+	h.set("X-Ratelimit-Remaining", strconv.FormatInt(shown(l, max(d.Remaining, 0)), 10))
 	if l.Unit != Concurrency { // time gives no slots back
-		h.Set("X-RateLimit-Reset", strconv.FormatInt(seconds(d.Reset), 10))
+		h.set("X-Ratelimit-Reset", strconv.FormatInt(seconds(d.Reset), 10))
 	}
-	x.vendorHeaders()
-}
-
-// vendorHeaders are those of the API that the route speaks.
-func (x *exchange) vendorHeaders() {
 	if x.route != nil && (x.route.kind == openai.Message && x.route.generate || x.route.kind == openai.CountTokens) {
-		x.vendor("Anthropic-Ratelimit-Requests", true, Requests)
-		x.vendor("Anthropic-Ratelimit-Tokens", true, Tokens)
-		x.vendor("Anthropic-Ratelimit-Input-Tokens", true, InputTokens)
-		x.vendor("Anthropic-Ratelimit-Output-Tokens", true, OutputTokens)
+		for i := range anthropicHeaders {
+			x.vendorHeader(&h, &anthropicHeaders[i], anthropicReset)
+		}
 		return
 	}
-	x.vendor("requests", false, Requests)
-	x.vendor("tokens", false, Tokens, InputTokens, OutputTokens)
+	for i := range openaiHeaders {
+		x.vendorHeader(&h, &openaiHeaders[i], goDuration)
+	}
 }
 
-// vendor shows the tightest limit on any of units.
-func (x *exchange) vendor(name string, anthropic bool, units ...Unit) {
+// vendorHeaders are the names under which one API shows the tightest limit on any of units.
+type vendorHeaders struct {
+	limit, remaining, reset string
+	units                   []Unit
+}
+
+var (
+	openaiHeaders = [...]vendorHeaders{
+		{"X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", []Unit{Requests}},
+		{"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", []Unit{Tokens, InputTokens, OutputTokens}},
+	}
+	anthropicHeaders = [...]vendorHeaders{
+		{"Anthropic-Ratelimit-Requests-Limit", "Anthropic-Ratelimit-Requests-Remaining", "Anthropic-Ratelimit-Requests-Reset", []Unit{Requests}},
+		{"Anthropic-Ratelimit-Tokens-Limit", "Anthropic-Ratelimit-Tokens-Remaining", "Anthropic-Ratelimit-Tokens-Reset", []Unit{Tokens}},
+		{"Anthropic-Ratelimit-Input-Tokens-Limit", "Anthropic-Ratelimit-Input-Tokens-Remaining", "Anthropic-Ratelimit-Input-Tokens-Reset", []Unit{InputTokens}},
+		{"Anthropic-Ratelimit-Output-Tokens-Limit", "Anthropic-Ratelimit-Output-Tokens-Remaining", "Anthropic-Ratelimit-Output-Tokens-Reset", []Unit{OutputTokens}},
+	}
+)
+
+func (x *exchange) vendorHeader(h *valueBlock, v *vendorHeaders, reset func(time.Duration) string) {
 	r := &x.res
 	best := -1
 	for i, l := range r.limits[:r.n] {
-		if l.Shadow {
-			continue
-		}
-		for _, u := range units {
-			if l.Unit == u && (best < 0 || r.decisions[i].Remaining < r.decisions[best].Remaining) {
-				best = i
-			}
+		if !l.Shadow && slices.Contains(v.units, l.Unit) && (best < 0 || r.decisions[i].Remaining < r.decisions[best].Remaining) {
+			best = i
 		}
 	}
 	if best < 0 {
 		return
 	}
-	h, d := x.w.Header(), &r.decisions[best]
-	limit := strconv.FormatInt(r.limits[best].Spec.Capacity(), 10)
-	left := strconv.FormatInt(max(d.Remaining, 0), 10)
-	if anthropic {
-		h.Set(name+"-Limit", limit)
-		h.Set(name+"-Remaining", left)
-		h.Set(name+"-Reset", time.Now().Add(finite(d.Reset)).Add(time.Second-1).UTC().Truncate(time.Second).Format(time.RFC3339))
-		return
-	}
-	h.Set("X-Ratelimit-Limit-"+name, limit)
-	h.Set("X-Ratelimit-Remaining-"+name, left)
-	h.Set("X-Ratelimit-Reset-"+name, goDuration(d.Reset))
+	d := &r.decisions[best]
+	h.set(v.limit, strconv.FormatInt(r.limits[best].Spec.Capacity(), 10))
+	h.set(v.remaining, strconv.FormatInt(max(d.Remaining, 0), 10))
+	h.set(v.reset, reset(d.Reset))
 }
 
-func appendItem(b *strings.Builder, l *Limit, param string, n int64) {
-	if b.Len() > 0 {
-		b.WriteString(", ")
+// valueBlock sets headers whose names are canonical already, with values side by side.
+type valueBlock struct {
+	header http.Header
+	values []string
+}
+
+func (b *valueBlock) set(name, value string) {
+	if len(b.values) == cap(b.values) {
+		b.values = make([]string, 0, 12)
 	}
-	b.WriteString(`"` + l.Name + `";` + param + "=" + strconv.FormatInt(n, 10))
+	n := len(b.values)
+	b.values = append(b.values, value)
+	b.header[name] = b.values[n : n+1 : n+1]
+}
+
+func appendItem(b []byte, l *Limit, param string, n int64) []byte {
+	if len(b) > 0 {
+		b = append(b, ", "...)
+	}
+	b = append(append(append(b, '"'), l.Name...), '"')
+	return strconv.AppendInt(append(b, param...), n, 10)
+}
+
+// anthropicReset is the moment of the reset, rounded up to a second.
+func anthropicReset(d time.Duration) string {
+	return time.Now().Add(finite(d)).Add(time.Second - 1).UTC().Truncate(time.Second).Format(time.RFC3339)
 }
 
 func unitName(u Unit) string {
