@@ -146,8 +146,12 @@ func TestContentLog(t *testing.T) {
 	a := w.do(call{body: streamed}).want(t, 200)
 	w.do(call{body: chat, key: "private"}).want(t, 200)
 	w.do(call{body: chat, header: fault("cut=2")}).want(t, 502)
+	big := w.do(call{path: "/v1/completions", body: strings.Replace(streaming(plainCall), `:60`, `:3000`, 1)}).want(t, 200)
 	w.settled()
-	if len(log.entries) != 2 {
+	if e := log.entries[2]; !e.Truncated || len(e.Answer) < 100_000 || !strings.HasPrefix(big.body, string(e.Answer)) {
+		t.Errorf("kept %d of %d bytes, truncated %t", len(e.Answer), len(big.body), e.Truncated)
+	}
+	if len(log.entries) != 3 {
 		t.Fatalf("%d entries", len(log.entries))
 	}
 	if e := log.entries[0]; string(e.Request) != streamed || string(e.Answer) != a.body || e.Failed || e.Truncated || e.Status != 200 || e.Model != "m" || e.Tenant != "acme" || e.Route != "chat" {

@@ -294,6 +294,9 @@ func (x *exchange) settleStream(s *openai.Stream) {
 		x.answer.failure = s.Failure()
 	}
 	x.own(s.ResponseID())
+	if !x.res.open { // settled at the last event; this is the end of the body
+		return
+	}
 	u := s.Usage()
 	if !x.plausible(u) {
 		u = openai.Usage{Input: max(u.Input, x.res.inTokens), Output: s.Generated()}

@@ -55,6 +55,7 @@ type setup struct {
 	maxBody   map[string]int64
 	guard     func(proxy.Limits) proxy.Limits // between the proxy and its buckets
 	content   proxy.ContentLog
+	buckets   int // the most there may be; 0: the default
 	log       io.Writer
 }
 
@@ -120,7 +121,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		}
 	}
 	w.pool = must[*upstream.Pool](t)(upstream.NewPool(pool))
-	w.limits = must[*lease.Local](t)(lease.NewLocal(lease.Config{}))
+	w.limits = must[*lease.Local](t)(lease.NewLocal(lease.Config{MaxBuckets: s.buckets, Shards: 1}))
 	var limits proxy.Limits = w.limits
 	if s.guard != nil {
 		limits = s.guard(limits)

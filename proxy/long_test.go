@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -184,4 +185,122 @@ func TestLogSaysNothingPrivate(t *testing.T) {
 			t.Errorf("%q is in the log: %s", s, text)
 		}
 	}
+}
+
+// TestImplausibleUsage: figures that parse but cannot be are not believed: a stream costs
+// what was seen, another answer what was reserved.
+func TestImplausibleUsage(t *testing.T) {
+	for _, usage := range []string{`{"prompt_tokens":4,"completion_tokens":500000000000}`, `{"prompt_tokens":500000000000,"completion_tokens":2}`} {
+		for _, body := range []string{plainCall, streaming(plainCall)} {
+			w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Tokens, 1000)}, around: func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if body == plainCall {
+						_, _ = io.WriteString(w, `{"choices":[{"index":0,"text":"xy"}],"usage":`+usage+`}`)
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					frame := `data: {"choices":[{"index":0,"text":"x"}]}` + "\n\n"
+					_, _ = io.WriteString(w, frame+frame+`data: {"choices":[],"usage":`+usage+"}\n\ndata: [DONE]\n\n")
+				})
+			}})
+			w.do(call{path: "/v1/completions", body: body}).want(t, 200)
+			w.settled()
+			want := int64(64)
+			if body != plainCall {
+				want = 4 + 2
+			}
+			if got := w.spent(w.caller.Limits[0]); got != want {
+				t.Errorf("%s: %d tokens spent, want %d", usage, got, want)
+			}
+			if n := w.metric("headgate_usage_implausible_total"); n != 1 {
+				t.Errorf("counted %v times", n)
+			}
+		}
+	}
+}
+
+// TestMalformedIsLimitedToo: who has no requests left hears that, not what is wrong.
+func TestMalformedIsLimitedToo(t *testing.T) {
+	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Requests, 2)}})
+	w.do(call{body: "{"}).refused(t, 400, "invalid_request")
+	w.do(call{path: "/nowhere"}).refused(t, 404, "invalid_request")
+	w.do(call{body: "{"}).refused(t, 429, "rate_limit_exceeded")
+	w.do(call{method: "GET", path: "/v1/models"}).refused(t, 429, "rate_limit_exceeded")
+	w.do(call{method: "GET", path: "/v1/models/m"}).refused(t, 429, "rate_limit_exceeded")
+}
+
+// TestCombinedScopes have a bucket for each combination.
+func TestCombinedScopes(t *testing.T) {
+	l := limit(proxy.Requests, 1)
+	l.Scope = proxy.ScopeKey | proxy.ScopeUser | proxy.ScopeModel
+	w := newWorld(t, setup{limits: []proxy.Limit{l}, models: []*proxy.Model{model("m", "vllm"), model("m2", "vllm")}, change: func(c *proxy.Caller) { c.AssertUser = true }})
+	m2 := strings.Replace(chat, `"m"`, `"m2"`, 1)
+	for i, c := range []struct {
+		user, body string
+		want       int
+	}{{"ann", chat, 200}, {"ann", chat, 429}, {"ann", m2, 200}, {"bob", chat, 200}, {"bob", m2, 200}, {"bob", m2, 429}} {
+		if a := w.do(call{body: c.body, header: header("X-Headgate-User", c.user)}); a.status != c.want {
+			t.Errorf("%d: status %d, want %d: %s", i, a.status, c.want, a.body)
+		}
+	}
+}
+
+// TestTableOfBucketsFull refuses newcomers, by capacity and not by quota.
+func TestTableOfBucketsFull(t *testing.T) {
+	perUser := limit(proxy.Requests, 10)
+	perUser.Scope = proxy.ScopeUser
+	w := newWorld(t, setup{buckets: 1, limits: []proxy.Limit{perUser}, change: func(c *proxy.Caller) { c.AssertUser = true }})
+	ask := func(user string) answer { return w.do(call{body: chat, header: header("X-Headgate-User", user)}) }
+	ask("ann").want(t, 200)
+	ask("bob").refused(t, 503, "over_capacity")
+	ask("ann").want(t, 200)
+}
+
+// TestClientLeavesWhileSending is nobody's error but its own, and costs nothing.
+func TestClientLeavesWhileSending(t *testing.T) {
+	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Requests, 10)}})
+	c := must[net.Conn](t)(net.Dial("tcp", w.addr))
+	_, err := io.WriteString(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer "+key+"\r\nContent-Length: 100\r\n\r\n{")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(func() bool { return w.metric("headgate_inflight_requests") == 1 })
+	if err := c.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	w.settled()
+	if n := w.metric("headgate_requests_total", "outcome", "client_gone"); n != 1 {
+		t.Errorf("%v clients went away", n)
+	}
+	if got := w.spent(w.caller.Limits[0]); got != 0 {
+		t.Errorf("%d requests spent", got)
+	}
+}
+
+// TestHTTP2: the same over h2c, where one connection carries what breaks and what does not.
+func TestHTTP2(t *testing.T) {
+	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Concurrency, 2), limit(proxy.Tokens, 1_000_000)}})
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	h2 := &http.Transport{Protocols: protocols, DisableCompression: true}
+	t.Cleanup(h2.CloseIdleConnections)
+	w.client.Transport = h2
+	w.fake.Hold()
+	leave := w.start(call{body: chat}, 0)
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	w.fake.HoldAfter(-1) // lets go of that one
+	for path, body := range generating() {
+		for _, b := range []string{body, streaming(body)} {
+			if a := w.do(call{path: path, body: b}).want(t, 200); a.err != nil {
+				t.Error(a.err)
+			}
+		}
+	}
+	leave()
+	if a := w.do(call{path: "/v1/completions", body: longCall, header: fault("cut")}).want(t, 200); a.err == nil {
+		t.Error("a cut answer came as if it were whole")
+	}
+	w.do(call{body: "{"}).refused(t, 400, "invalid_request")
+	w.do(call{body: chat}).want(t, 200)
 }
