@@ -131,7 +131,10 @@ func (p *Policy) check() []found {
 	}
 	for i := range p.Models {
 		for j, f := range p.Models[i].Fallback {
-			c.ref(root.item("models", i, p.Models[i].Name).item("fallback", j, ""), "model", f, models)
+			at := root.item("models", i, p.Models[i].Name).item("fallback", j, "")
+			if c.ref(at, "model", f, models); f == p.Models[i].Name {
+				c.add(at, "a model can't fall back to itself; name another")
+			}
 		}
 	}
 	globals := map[string]bool{}

@@ -213,7 +213,7 @@ func (d *decoder) value(at place, n ast.Node, v reflect.Value) {
 	if n.Type() == ast.NullType {
 		return
 	}
-	if sp, ok := v.Addr().Interface().(scalarParser); ok {
+	if sp, ok := reflect.TypeAssert[scalarParser](v.Addr()); ok {
 		if s, ok := d.scalar(at, n, "a plain value"); ok {
 			if err := sp.parse(s); err != nil {
 				d.add(at, n, "%v", err)
@@ -310,28 +310,22 @@ func (d *decoder) mapping(at place, n ast.Node, v reflect.Value) {
 		d.add(at, n, "must be a mapping of %s", strings.Join(fieldNames(v.Type()), ", "))
 		return
 	}
-	lines := map[string]int{}
+	names := fieldNames(v.Type())
+	lines := make(map[string]int, len(names))
 	for it := m.MapRange(); it.Next(); {
 		key := it.Key()
 		name, line := key.GetToken().Value, key.GetToken().Position.Line
-		field := fieldNamed(v, name)
+		i := slices.Index(names, name)
 		switch {
-		case !field.IsValid():
-			d.add(at.field(name), key, "unknown field %q; did you mean %q?", name, nearest(name, fieldNames(v.Type())))
+		case i < 0:
+			d.add(at.field(name), key, "unknown field %q; did you mean %q?", name, nearest(name, names))
 		case lines[name] > 0:
 			d.add(at.field(name), key, "%q stands here twice; the first is on line %d", name, lines[name])
 		default:
-			d.value(at.field(name), it.Value(), field)
+			d.value(at.field(name), it.Value(), v.Field(i))
 		}
 		lines[name] = line
 	}
-}
-
-func fieldNamed(v reflect.Value, name string) reflect.Value {
-	if i := slices.Index(fieldNames(v.Type()), name); i >= 0 {
-		return v.Field(i)
-	}
-	return reflect.Value{}
 }
 
 // fieldNames are a struct's, in its order: every field has one.

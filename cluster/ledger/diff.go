@@ -50,7 +50,7 @@ func flatten(path string, v reflect.Value, out map[string]string) {
 	if v.IsZero() {
 		return
 	}
-	if s, ok := v.Interface().(fmt.Stringer); ok {
+	if s, ok := reflect.TypeAssert[fmt.Stringer](v); ok {
 		out[path] = s.String()
 		return
 	}

@@ -12,10 +12,13 @@
 //   - A policy that parsed has been validated: no other can be indexed or applied.
 //   - Money is an int64 of nano-dollars, read from decimal strings. No float touches it.
 //   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log.
-//   - An Index never changes. A new revision is a new Index; the limits of one tenant are
-//     the same pointers for all its keys.
-//   - Input is bounded: maxPolicySize, maxNesting, maxProblems, limiter.MaxCharges limits
-//     on one request. Anchors and aliases are refused.
+//   - An Index never changes. A new revision is a new Index; tenants of one plan and
+//     one share of it (ramp × standing) have the same limits, by pointer.
+//   - Input is bounded: maxPolicySize, maxMarks, maxNesting, maxFields, maxProblems of
+//     maxMessage, limiter.MaxCharges limits on one request. Anchors and aliases are refused.
+//     The YAML library sees no text before its shape was checked.
+//   - What parsed can be indexed, at any time: limits are checked at every step of every
+//     ramp and for every standing.
 //
 // # Left out
 //

@@ -3,6 +3,7 @@ package ledger
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -118,42 +119,43 @@ func TestParseRefuses(t *testing.T) {
 		return strings.NewReplacer(pairs...).Replace(example)
 	}
 	for name, c := range map[string]struct{ text, want string }{
-		"unknown field":     {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
-		"its line":          {replace("oversize: refuse", "oversized: refuse"), "line 21:"},
-		"money as a float":  {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
-		"money with dust":   {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
-		"duplicate key":     {replace("tier: 2", "tier: 2\n    tier: 3"), "line 13"},
-		"budgets":           {replace("budgets: []", `budgets: [{name: m}]`), "plans[pro].budgets: budgets are not available yet"},
-		"exact cache":       {replace("volatility: docs", "volatility: docs, exact: {ttl: 1h}"), "surfaces[docs-bot].exact"},
-		"semantic cache":    {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
-		"no such backend":   {replace("backends: [vllm-a]}", "backends: [vllm-b]}"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
-		"no such plan":      {replace("{name: old, plan: pro}", "{name: old, plan: prp}"), `tenants[old].plan: there is no plan "prp"; did you mean "pro"`},
-		"scope":             {replace("scope: org+model", "scope: org+modle"), `did you mean "model"`},
-		"global combined":   {replace("scope: org+model", "scope: org+global"), "global can't be combined"},
-		"global on org":     {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
-		"unit":              {replace("unit: usd", "unit: dollars"), "is not one of requests"},
-		"rate":              {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
-		"its rate's line":   {replace("rate: 60000/min", "rate: 60000"), "line 14:"},
-		"zero rate":         {replace("rate: 60000/min", "rate: 0/min"), "zero"},
-		"burst":             {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
-		"slots with a rate": {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},
-		"no slots":          {replace("max: 8", "max: 0"), "plans[pro].limits[key-inflight].max"},
-		"max on requests":   {replace("wait: 500ms", "max: 3"), "max is for the unit concurrency"},
-		"long wait":         {replace("wait: 500ms", "wait: 2m"), "above 1m"},
-		"same limit name":   {replace("name: org-day", "name: org-tokens"), "used twice"},
-		"global's name":     {replace("name: org-day", "name: fleet"), "used twice"},
-		"bad name":          {replace("name: org-day", `name: "or\"g"`), "letters, digits"},
-		"hash":              {replace(zeroHash, "sha256:00"), "keys[k1].hash"},
-		"date":              {replace("2027-01-01", "soon"), "is not a date"},
-		"duration":          {replace("timeout: 60s", "timeout: 60"), "is not a duration"},
-		"ramp order":        {replace("after: 14d", "after: 0d"), "in the order of their age"},
-		"redaction":         {replace(`"[0-9]{9}"`, `"[0-9"`), "regular expression"},
-		"anchor":            {replace("tier: 2", "tier: &a 2"), "anchors"},
-		"version":           {replace("version: 1", "version: 2"), "version must be 1"},
-		"two documents":     {example + "---\nversion: 1\n", "one YAML document"},
-		"deep":              {"version: " + strings.Repeat("[", 1_000_000), "nested"},
-		"deep block":        {strings.Repeat("- ", 10_000), "nested"},
-		"deeper block":      {strings.Repeat("- ", 2_000_000), "too large"},
+		"unknown field":      {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
+		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 21:"},
+		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
+		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
+		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 13"},
+		"budgets":            {replace("budgets: []", `budgets: [{name: m}]`), "plans[pro].budgets: budgets are not available yet"},
+		"exact cache":        {replace("volatility: docs", "volatility: docs, exact: {ttl: 1h}"), "surfaces[docs-bot].exact"},
+		"semantic cache":     {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
+		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
+		"no such backend":    {replace("backends: [vllm-a]}", "backends: [vllm-b]}"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
+		"no such plan":       {replace("{name: old, plan: pro}", "{name: old, plan: prp}"), `tenants[old].plan: there is no plan "prp"; did you mean "pro"`},
+		"scope":              {replace("scope: org+model", "scope: org+modle"), `did you mean "model"`},
+		"global combined":    {replace("scope: org+model", "scope: org+global"), "global can't be combined"},
+		"global on org":      {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
+		"unit":               {replace("unit: usd", "unit: dollars"), "is not one of requests"},
+		"rate":               {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
+		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 14:"},
+		"zero rate":          {replace("rate: 60000/min", "rate: 0/min"), "zero"},
+		"burst":              {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
+		"slots with a rate":  {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},
+		"no slots":           {replace("max: 8", "max: 0"), "plans[pro].limits[key-inflight].max"},
+		"max on requests":    {replace("wait: 500ms", "max: 3"), "max is for the unit concurrency"},
+		"long wait":          {replace("wait: 500ms", "wait: 2m"), "above 1m"},
+		"same limit name":    {replace("name: org-day", "name: org-tokens"), "used twice"},
+		"global's name":      {replace("name: org-day", "name: fleet"), "used twice"},
+		"bad name":           {replace("name: org-day", `name: "or\"g"`), "letters, digits"},
+		"hash":               {replace(zeroHash, "sha256:00"), "keys[k1].hash"},
+		"date":               {replace("2027-01-01", "soon"), "is not a date"},
+		"duration":           {replace("timeout: 60s", "timeout: 60"), "is not a duration"},
+		"ramp order":         {replace("after: 14d", "after: 0d"), "in the order of their age"},
+		"redaction":          {replace(`"[0-9]{9}"`, `"[0-9"`), "regular expression"},
+		"anchor":             {replace("tier: 2", "tier: &a 2"), "anchors"},
+		"version":            {replace("version: 1", "version: 2"), "version must be 1"},
+		"two documents":      {example + "---\nversion: 1\n", "one YAML document"},
+		"deep":               {"version: " + strings.Repeat("[", 1_000_000), "nested"},
+		"deep block":         {strings.Repeat("- ", 10_000), "nested"},
+		"deeper block":       {strings.Repeat("- ", 2_000_000), "too large"},
 		"deep lines": {func() string { // a step deeper on every line
 			var b strings.Builder
 			for i := range 100 {
@@ -202,7 +204,7 @@ func TestParseRefuses(t *testing.T) {
 func TestParseReportsAllAtOnceButNotForEver(t *testing.T) {
 	text := "version: 1\ntenants:\n" + strings.Repeat("  - {name: '', plan: x}\n", 500)
 	_, err := ParsePolicy([]byte(text))
-	if ps, ok := err.(Problems); !ok || len(ps) != maxProblems {
+	if ps, ok := errors.AsType[Problems](err); !ok || len(ps) != maxProblems {
 		t.Errorf("%T of %d problems, want %d", err, len(ps), maxProblems)
 	}
 }
@@ -527,7 +529,7 @@ func FuzzParsePolicy(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
 		if err != nil {
-			if len(err.(Problems)) == 0 {
+			if ps, ok := errors.AsType[Problems](err); !ok || len(ps) == 0 {
 				t.Fatal("an error without a problem")
 			}
 			return
@@ -563,6 +565,22 @@ func FuzzParsePolicy(f *testing.F) {
 			t.Fatalf("after writing and reading back: %v", d)
 		}
 	})
+}
+
+func BenchmarkParsePolicy(b *testing.B) {
+	var text strings.Builder
+	text.WriteString("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: tokens, rate: 1/s}]}]\ntenants:\n")
+	for i := range 1_000 {
+		fmt.Fprintf(&text, "- {name: t%d, plan: p}\n", i)
+	}
+	text.WriteString("keys:\n")
+	for i := range 10_000 {
+		fmt.Fprintf(&text, "- {id: k%d, tenant: t%d, hash: \"sha256:%064x\"}\n", i, i%1_000, i)
+	}
+	b.SetBytes(int64(text.Len()))
+	for b.Loop() {
+		mustParse(b, text.String())
+	}
 }
 
 func BenchmarkIndex(b *testing.B) {
