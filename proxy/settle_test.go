@@ -155,16 +155,15 @@ func TestPanicsSettle(t *testing.T) {
 
 // TestWait: a limit with a wait holds what will conform in time, and refuses the rest.
 func TestWait(t *testing.T) {
-	log := newBuffer()
 	l := fill(proxy.Requests, 1, 20*time.Millisecond, 1)
 	l.Wait = time.Minute
-	w := newWorld(t, setup{limits: []proxy.Limit{l}, log: log})
+	w := newWorld(t, setup{limits: []proxy.Limit{l}})
 	for range 5 {
 		w.do(call{body: chat}).want(t, 200)
 	}
 	late := fill(proxy.Requests, 1, time.Hour, 1)
 	late.Wait = time.Minute
-	w = newWorld(t, setup{limits: []proxy.Limit{late}, log: log})
+	w = newWorld(t, setup{limits: []proxy.Limit{late}})
 	w.do(call{body: chat}).want(t, 200)
 	w.do(call{body: chat}).refused(t, 429, "rate_limit_exceeded")
 }

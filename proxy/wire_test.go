@@ -325,7 +325,6 @@ func TestWire15FallbackIsCharged(t *testing.T) {
 			t.Errorf("%v has %d left", l.Key, l.Level)
 		}
 	}
-	models[1].Cost = models[0].Cost
 	perModel.Spec = &limiter.Limit{Rate: limiter.Rate{Count: 1, Per: ages}, Burst: 2, Revision: 2}
 	s.limits = []proxy.Limit{perModel}
 	w.apply(s)
