@@ -153,7 +153,7 @@ func stem(tenant string) string {
 		if c := tenant[i]; 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-' {
 			b.WriteByte(c)
 		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
+			fmt.Fprintf(&b, "%%%02x", c)
 		}
 	}
 	if b.Len() <= maxStem {
@@ -193,7 +193,7 @@ func (d folder) locked(how int, do func() error) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() // gives the lock back
+	defer func() { _ = f.Close() }() // gives the lock back
 	if err := keepOwner(f, string(d)); err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (d folder) read(at file, each func(text line, h header, ok bool) error) err
 		}
 		info, err := f.Stat()
 		if err != nil {
-			f.Close()
+			_ = f.Close()
 			return err
 		}
 		size = info.Size()
@@ -267,7 +267,7 @@ func (d folder) read(at file, each func(text line, h header, ok bool) error) err
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return eachLine(io.LimitReader(f, size), each)
 }
 
@@ -341,13 +341,13 @@ func (d folder) rewrite(at file, drop func(header) bool) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer old.Close()
+	defer func() { _ = old.Close() }()
 	tmp, err := os.OpenFile(d.path(rewriteName), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, err
 	}
-	defer os.Remove(tmp.Name()) // a rename leaves nothing to remove
-	defer tmp.Close()
+	defer func() { _ = os.Remove(tmp.Name()) }() // a rename leaves nothing to remove
+	defer func() { _ = tmp.Close() }()
 	dropped, left := 0, 0
 	out := bufio.NewWriterSize(tmp, 64<<10)
 	err = eachLine(old, func(text line, h header, ok bool) error {
@@ -380,7 +380,7 @@ func (d folder) sync() error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return f.Sync()
 }
 
