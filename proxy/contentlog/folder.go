@@ -288,10 +288,10 @@ func eachLine(r io.Reader, each func(text line, h header, ok bool) error) error 
 		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if err == io.EOF && len(text) == 0 && whole {
+		if errors.Is(err, io.EOF) && len(text) == 0 && whole {
 			return nil
 		}
 		var h header
@@ -302,7 +302,7 @@ func eachLine(r io.Reader, each func(text line, h header, ok bool) error) error 
 		if fail := each(text, h, ok); fail != nil {
 			return fail
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		text, whole = text[:0], true
@@ -320,7 +320,7 @@ func (d folder) remove(at file, drop func(header) bool) (int, error) {
 		}
 		return nil
 	})
-	if err != nil && err != io.EOF || !work {
+	if err != nil && !errors.Is(err, io.EOF) || !work {
 		return 0, err
 	}
 	n := 0
@@ -429,7 +429,7 @@ func (d folder) pruneFile(at file, cutoff time.Time) error {
 		due = !ok || expired(h)
 		return io.EOF
 	})
-	if err != nil && err != io.EOF || !due {
+	if err != nil && !errors.Is(err, io.EOF) || !due {
 		return err
 	}
 	_, err = d.remove(at, expired)
