@@ -16,9 +16,7 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	bench := &cobra.Command{Use: "bench", Short: "Measure, and simulate what is measured against"}
-	bench.AddCommand(upstreamCommand(), gatewayCommand())
-	return bench
+	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand())
 }
 
 // upstreamCommand serves the simulated vLLM.

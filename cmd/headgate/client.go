@@ -59,7 +59,11 @@ func (a *client) call(ctx context.Context, method, path string, body []byte) ([]
 		if json.Unmarshal(raw, &e) != nil || e.Error.Message == "" {
 			e.Error.Message = fmt.Sprintf("status %d", resp.StatusCode)
 		}
-		return nil, errors.New(e.Error.Message)
+		err := errors.New(e.Error.Message)
+		if resp.StatusCode == http.StatusBadRequest { // such as a policy that cannot be applied
+			return nil, usageError{err}
+		}
+		return nil, err
 	}
 	return raw, nil
 }
@@ -140,7 +144,6 @@ func statusCommand() *cobra.Command {
 }
 
 func limitsCommand() *cobra.Command {
-	limits := &cobra.Command{Use: "limits", Short: "Look at limits"}
 	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use", Args: exactly(1)}
 	a := adminFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -155,8 +158,7 @@ func limitsCommand() *cobra.Command {
 			}
 		})
 	}
-	limits.AddCommand(c)
-	return limits
+	return group("limits", "Look at limits", c)
 }
 
 func explainCommand() *cobra.Command {
@@ -183,7 +185,6 @@ func explainCommand() *cobra.Command {
 }
 
 func keysCommand() *cobra.Command {
-	keys := &cobra.Command{Use: "keys", Short: "Make and list API keys"}
 	list := &cobra.Command{Use: "list", Short: "List the keys of a node's policy", Args: exactly(0)}
 	a := adminFlags(list)
 	list.RunE = func(c *cobra.Command, _ []string) error {
@@ -194,6 +195,17 @@ func keysCommand() *cobra.Command {
 			}
 		})
 	}
-	keys.AddCommand(createKeyCommand(), list)
-	return keys
+	return group("keys", "Make and list API keys", createKeyCommand(), list)
+}
+
+// group holds commands; a word that names none of them is a wrong call.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	g := &cobra.Command{Use: use, Short: short, RunE: func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usageError{fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())}
+		}
+		return c.Help()
+	}}
+	g.AddCommand(commands...)
+	return g
 }

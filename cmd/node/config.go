@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -100,6 +102,14 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("HEADGATE_DEV_KEY has fewer than %d characters", ledger.MinKeyLength)
 	case !c.Dev && c.AdminToken == "":
 		return errors.New("HEADGATE_ADMIN_TOKEN is not set; set it to a long random string (with --dev one is made)")
+	}
+	for route, limit := range c.MaxBody {
+		if route != "default" && !slices.Contains(ledger.RouteNames, route) {
+			return fmt.Errorf("max_body: there is no route %q; write default or one of %s", route, strings.Join(ledger.RouteNames, ", "))
+		}
+		if limit < 1 {
+			return fmt.Errorf("max_body: %d bytes for %s is not above 0", limit, route)
+		}
 	}
 	if _, err := c.level(); err != nil {
 		return err

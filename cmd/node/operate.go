@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"headgate/cluster/ledger"
@@ -103,39 +104,53 @@ func (n *Node) tenants() []admin.Tenant {
 	return out
 }
 
-// Levels are a tenant's buckets; nil for a tenant that does not exist.
+// Levels are a tenant's buckets under the policy in force; nil for a tenant that does not
+// exist. A bucket takes a changed limit over when it is used next: it is shown as it will
+// be then.
 func (n *Node) Levels(tenant string) []admin.Level {
 	ix, _ := n.current()
-	known := false
-	words := map[string]*ledger.Limit{}
-	for i := range ix.Policy.Tenants {
-		if ix.Policy.Tenants[i].Name != tenant {
-			continue
-		}
-		known = true
-		for j := range ix.Policy.Plans {
-			if p := &ix.Policy.Plans[j]; p.Name == ix.Policy.Tenants[i].Plan {
-				for k := range p.Limits {
-					words[p.Limits[k].Name] = &p.Limits[k]
-				}
-			}
-		}
+	if !slices.ContainsFunc(ix.Policy.Tenants, func(t ledger.Tenant) bool { return t.Name == tenant }) {
+		return nil
 	}
+	limits := n.limitsOf(ix, tenant)
+	now := n.proxy.Now()
 	out := []admin.Level{}
-	for _, l := range n.limits.Levels(n.proxy.Now(), tenant) {
-		a := admin.Level{Limit: l.Key.Limit, Subject: l.Key.Subject, Level: l.Level, Capacity: l.Limit.Capacity(), ResetMS: l.Reset.Milliseconds()}
-		if w := words[l.Key.Limit]; w != nil {
-			a.Scope, a.Unit = w.Scope, w.Unit
+	for _, l := range n.limits.Levels(now, tenant) {
+		rule, ok := limits[l.Key.Limit]
+		if !ok {
+			continue // its plan has it no more
 		}
-		if l.Reset == limiter.Never {
+		var d [1]limiter.Decision
+		n.limits.Peek(now, []limiter.Charge{{Key: l.Key, Limit: rule.Spec}}, d[:])
+		a := admin.Level{
+			Limit: rule.Name, Scope: rule.Scope, Unit: rule.Unit, Subject: l.Key.Subject,
+			Level: d[0].Remaining, Capacity: rule.Spec.Capacity(), ResetMS: d[0].Reset.Milliseconds(),
+		}
+		if d[0].Reset == limiter.Never {
 			a.ResetMS = -1
 		}
 		out = append(out, a)
 	}
-	if !known {
-		return nil
-	}
 	return out
+}
+
+// limitsOf are the limits that a tenant's keys resolve to, by the names of their buckets.
+func (n *Node) limitsOf(ix *ledger.Index, tenant string) map[string]ledger.ResolvedLimit {
+	limits := map[string]ledger.ResolvedLimit{}
+	for _, k := range append(append([]ledger.Key{}, ix.Policy.Keys...), n.devKeys(ix.Policy)...) {
+		if k.Tenant != tenant {
+			continue
+		}
+		if hash, err := ledger.ParseHash(k.Hash); err == nil { // it was indexed by it
+			if c, ok := ix.Lookup(hash); ok {
+				for _, l := range c.Limits {
+					limits[l.Bucket] = l
+				}
+				break // all keys of a tenant share them
+			}
+		}
+	}
+	return limits
 }
 
 func (n *Node) explain(q admin.ExplainRequest) (any, error) {
