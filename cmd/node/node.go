@@ -258,7 +258,9 @@ func (n *Node) ramp(ctx context.Context) {
 		case <-n.ramped:
 			t.Stop()
 		case <-t.C:
-			n.step()
+			if !next.IsZero() && !time.Now().Before(next) {
+				n.step()
+			}
 		}
 	}
 }
