@@ -39,6 +39,7 @@ SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK; nothing may be left behind
 	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
 
+LINT ?= v2.15.0
 lint: ## golangci-lint, built once into .cache
 	@test -x .cache/golangci-lint || GOBIN=$(CURDIR)/.cache $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT)
 	.cache/golangci-lint run ./...
@@ -46,3 +47,6 @@ lint: ## golangci-lint, built once into .cache
 bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai | tee bench/results/decision.txt
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
+
+test-vllm: ## the client libraries against a real vLLM on the CPU: needs 6 GB and some ten minutes
+	cmd/headgate/testdata/vllm/with-vllm $(GO) test -count=1 -v -run '^TestVLLM$$' ./cmd/headgate

@@ -33,8 +33,9 @@ type Error struct {
 	RetryAfter time.Duration // 0: unknown; limiter.Never: waiting is useless
 	Jitter     bool          // capacity: spread the retries; quota's is exact
 
-	malformed bool  // the request itself is at fault: counts in the errors bucket
-	err       error // the cause, for the log only
+	allow     string // the method that a 405 names
+	malformed bool   // the request itself is at fault: counts in the errors bucket
+	err       error  // the cause, for the log only
 }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Message }
@@ -51,7 +52,9 @@ func malformed(status int, param, format string, args ...any) *Error {
 }
 
 func errMethod(want string) *Error {
-	return malformed(http.StatusMethodNotAllowed, "", "this route takes %s only", want)
+	e := malformed(http.StatusMethodNotAllowed, "", "this route takes %s only", want)
+	e.allow = want
+	return e
 }
 
 func errRoute(method, path string) *Error {
@@ -173,22 +176,27 @@ func (e *Error) write(w http.ResponseWriter, r *http.Request, requestID string) 
 }
 
 func (e *Error) retryHeaders(h http.Header) {
-	wait := e.RetryAfter
 	switch {
-	case wait == 0:
+	case e.allow != "":
+		h.Set("Allow", e.allow)
+	case e.Status == http.StatusUnauthorized:
+		h.Set("WWW-Authenticate", "Bearer")
+	}
+	switch {
+	case e.RetryAfter == 0:
 		if e.Status == http.StatusBadRequest || e.Status == http.StatusTooManyRequests {
 			h.Set("X-Should-Retry", "false")
 		}
 		return
-	case wait == limiter.Never:
+	case e.RetryAfter == limiter.Never:
 		h.Set("X-Should-Retry", "false")
 		return
 	case e.Jitter:
-		wait += time.Duration(rand.Int64N(int64(wait)))
+		e.RetryAfter, e.Jitter = e.RetryAfter+time.Duration(rand.Int64N(int64(e.RetryAfter))), false
 	}
-	h.Set("Retry-After", strconv.FormatInt(ceilDiv(int64(wait), int64(time.Second)), 10))
-	h.Set("Retry-After-Ms", strconv.FormatInt(ceilDiv(int64(wait), int64(time.Millisecond)), 10))
-	if wait > maxUsefulWait {
+	h.Set("Retry-After", strconv.FormatInt(ceilDiv(int64(e.RetryAfter), int64(time.Second)), 10))
+	h.Set("Retry-After-Ms", strconv.FormatInt(ceilDiv(int64(e.RetryAfter), int64(time.Millisecond)), 10))
+	if e.RetryAfter > maxUsefulWait {
 		h.Set("X-Should-Retry", "false")
 	}
 }

@@ -10,8 +10,9 @@ import (
 // estimator learns, from the upstream's own usage, how many bytes make a token and how
 // long a caller's answers are. It is safe for concurrent use and bounded.
 type estimator struct {
-	mu     sync.Mutex
-	models map[string]*ratio // as many as the policy has models
+	mu      sync.Mutex
+	models  map[string]*ratio // of inputs; as many as there are models
+	answers map[string]*ratio // of answers; likewise
 
 	shards [estimatorShards]struct {
 		mu      sync.Mutex
@@ -48,7 +49,7 @@ type lengths struct {
 }
 
 func newEstimator() *estimator {
-	e := &estimator{models: map[string]*ratio{}}
+	e := &estimator{models: map[string]*ratio{}, answers: map[string]*ratio{}}
 	for i := range e.shards {
 		e.shards[i].answers = map[answerKey]*lengths{}
 	}
@@ -90,12 +91,7 @@ func (e *estimator) output(key string, m *Model, in *openai.Request, inTokens in
 func (e *estimator) learn(key string, m *Model, in *openai.Request, u openai.Usage, generate bool) {
 	if in.InputBytes > 0 && u.Input > 0 && in.InputTokens == 0 && in.Images+in.Audio+in.Video == 0 {
 		e.mu.Lock()
-		r := e.ratio(m)
-		r.bytes += in.InputBytes
-		r.tokens += u.Input
-		if r.tokens > ratioHorizon || r.bytes > ratioHorizon*8 {
-			r.bytes, r.tokens = max(r.bytes/2, 1), max(r.tokens/2, 1)
-		}
+		e.ratio(m).add(in.InputBytes, u.Input)
 		e.mu.Unlock()
 	}
 	if !generate {
@@ -117,6 +113,41 @@ func (e *estimator) learn(key string, m *Model, in *openai.Request, u openai.Usa
 		s.answers[k] = l
 	}
 	l.add(ceilDiv(u.Output, max(in.Sequences, 1)))
+}
+
+// learnText takes in how many bytes of text an answer of so many tokens had.
+func (e *estimator) learnText(m *Model, bytes, tokens int64) {
+	if bytes <= 0 || tokens <= 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.answers[m.Name]
+	if r == nil {
+		r = &ratio{}
+		e.answers[m.Name] = r
+	}
+	r.add(bytes, tokens)
+}
+
+// textTokens is how many tokens so many bytes of an answer are likely to be; 0 as long as
+// no answer has told.
+func (e *estimator) textTokens(m *Model, bytes int64) int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.answers[m.Name]
+	if r == nil {
+		return 0
+	}
+	return bytes * r.tokens / r.bytes // rounded down: chunks, not bytes, are what was surely generated
+}
+
+func (r *ratio) add(bytes, tokens int64) {
+	r.bytes += bytes
+	r.tokens += tokens
+	if r.tokens > ratioHorizon || r.bytes > ratioHorizon*8 {
+		r.bytes, r.tokens = max(r.bytes/2, 1), max(r.tokens/2, 1)
+	}
 }
 
 func (l *lengths) add(n int64) {

@@ -215,6 +215,7 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 	hide := x.asksUsage() && !x.in.WantsUsage
 	s := openai.NewStream(x.route.kind, hide)
 	emit := func(f openai.Frame) error {
+		x.own(s.ResponseID())
 		if f.Last {
 			x.settleStream(s)
 		}
@@ -226,16 +227,7 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		n, err := src.Read(buf[:])
 		if n > 0 {
 			x.first()
-			if werr := s.Feed(buf[:n], emit); werr == nil {
-				x.own(s.ResponseID())
-				werr = dst.Flush()
-				if werr == nil && err == nil {
-					continue
-				}
-				if werr != nil {
-					return x.clientGone(s)
-				}
-			} else {
+			if s.Feed(buf[:n], emit) != nil || dst.Flush() != nil {
 				return x.clientGone(s)
 			}
 		}
@@ -272,7 +264,11 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 		return e
 	}
 	x.slot.Fail(cause)
-	if dst.Write(e.inBand(x.route.kind)) == nil {
+	frame := e.inBand(x.route.kind)
+	if s.InFrame() { // the one that broke off must not swallow it
+		frame = append([]byte("\n\n"), frame...)
+	}
+	if dst.Write(frame) == nil {
 		_ = dst.Close() // best effort: the client may be gone too
 	}
 	return nil
@@ -293,19 +289,30 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	if x.answer.failure == nil {
 		x.answer.failure = s.Failure()
 	}
-	x.own(s.ResponseID())
 	if !x.res.open { // settled at the last event; this is the end of the body
 		return
 	}
 	u := s.Usage()
 	if !x.plausible(u) {
-		u = openai.Usage{Input: max(u.Input, x.res.inTokens), Output: s.Generated()}
-		if u.Input > x.maxTokens() {
-			u.Input = x.res.inTokens
-		}
+		u = openai.Usage{Input: x.res.inTokens, Output: x.counted(s)}
+	} else if s.Counted() {
+		u.Output = x.counted(s)
+	} else {
+		x.p.est.learnText(x.model, s.Text(), u.Output)
 	}
 	x.settleUsage(u, s.Complete())
 	x.slot.Release() // like the caller's own slots: free before the last byte goes out
+}
+
+// counted is how long the answer is that has passed, where no usage says it: by its
+// chunks, or by its bytes if those make it longer, since a busy backend puts several
+// tokens into a chunk; never longer than the request allows.
+func (x *exchange) counted(s *openai.Stream) int64 {
+	n := max(s.Generated(), x.p.est.textTokens(x.model, s.Text()))
+	if x.in.MaxOutput >= 0 {
+		n = min(n, max(x.in.MaxOutput*max(x.in.Sequences, 1), s.Generated()))
+	}
+	return n
 }
 
 // settleUsage settles for an answer and learns from it if it was whole.

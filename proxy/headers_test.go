@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -159,6 +160,10 @@ func TestHeaders(t *testing.T) {
 				if s := a.header.Get("Retry-After"); s != "1" && s != "2" && s != "3" && s != "4" {
 					t.Errorf("%s: Retry-After: %q", c.name, s)
 				}
+				if m := spreadMS.FindStringSubmatch(a.body); m != nil && m[1] != a.header.Get("Retry-After-Ms") {
+					t.Errorf("%s: %s ms in the body, %s in the header", c.name, m[1], a.header.Get("Retry-After-Ms"))
+				}
+				a.body = spreadMS.ReplaceAllString(a.body, `"retry_after_ms":SPREAD`)
 				a.header["Retry-After"], a.header["Retry-After-Ms"] = []string{"SPREAD"}, []string{"SPREAD"}
 			}
 			fmt.Fprintf(&out, "== %s\n%s\n", c.name, a.show())
@@ -166,6 +171,8 @@ func TestHeaders(t *testing.T) {
 	}
 	golden(t, "headers.golden", out.String())
 }
+
+var spreadMS = regexp.MustCompile(`"retry_after_ms":(\d+)`)
 
 // takeAway takes a slot of the backend, and one of the caller's first limit if that has
 // slots, and returns what gives them back.

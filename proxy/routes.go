@@ -81,7 +81,7 @@ type methodRoute struct {
 // The table. It is written once, at start, and only read afterwards.
 var (
 	routeModel    = route{name: "models", local: (*exchange).serveModel}
-	routeResponse = route{name: "responses", local: (*exchange).serveResponse}
+	routeResponse = route{name: "responses", kind: openai.Response, local: (*exchange).serveResponse}
 
 	routesByPath = func() map[string]methodRoute {
 		t := map[string]methodRoute{
@@ -99,7 +99,7 @@ var (
 		post("embeddings", openai.Embedding, false, true, "/v1/embeddings", "/v2/embed")
 		post("audio", openai.Audio, true, true, "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
 		post("pooling", openai.Pooling, false, true, "/pooling", "/v1/pooling", "/classify", "/v1/classify",
-			"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+			"/score", "/v1/score", "/generative_scoring", "/rerank", "/v1/rerank", "/v2/rerank")
 		// These run no model: they cost a request, no tokens.
 		post("tokenize", openai.CountTokens, false, false, "/v1/messages/count_tokens")
 		post("tokenize", openai.Tokenize, false, false, "/tokenize")

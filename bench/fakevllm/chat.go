@@ -21,7 +21,7 @@ func (p *plan) usageWanted(o *streamOptions) {
 	if o == nil {
 		return
 	}
-	p.includeUsage = o.IncludeUsage == nil || *o.IncludeUsage
+	p.includeUsage = o.IncludeUsage != nil && *o.IncludeUsage
 	p.continuous = p.continuous || p.includeUsage && o.Continuous
 }
 

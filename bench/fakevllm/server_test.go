@@ -222,7 +222,7 @@ func TestUsageOnStreamsOnlyWhereAsked(t *testing.T) {
 		return n, last
 	}
 	for members, want := range map[string]int{
-		"": 0, `,"stream_options":{"include_usage":false}`: 0, `,"stream_options":{}`: 1, `,"stream_options":{"include_usage":true}`: 1,
+		"": 0, `,"stream_options":{"include_usage":false}`: 0, `,"stream_options":{}`: 0, `,"stream_options":{"include_usage":true}`: 1,
 		`,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`: 43, `,"vllm_xargs":{"fake_fault":"contusage"}`: 42,
 	} {
 		if n, last := count(members); n != want || n > 0 && last != 40 {

@@ -16,16 +16,16 @@ type likeness struct {
 // maxLikeness bounds what is remembered of a chunk, before and behind its text, in bytes.
 const maxLikeness = 1 << 10
 
-// match gives the tokens that data carries if it is like the chunk remembered.
-func (l *likeness) match(data []byte) (tokens int64, ok bool) {
+// match gives what data carries if it is like the chunk remembered.
+func (l *likeness) match(data []byte) (n carried, ok bool) {
 	if l.pre == nil || !bytes.HasPrefix(data, l.pre) || !bytes.HasSuffix(data, l.post) || len(data) < len(l.pre)+len(l.post) {
-		return 0, false
+		return carried{}, false
 	}
 	text := data[len(l.pre) : len(data)-len(l.post)]
 	if bytes.IndexByte(text, '"') >= 0 || bytes.IndexByte(text, '\\') >= 0 {
-		return 0, false
+		return carried{}, false
 	}
-	return textTokens(len(text)), true
+	return ofBytes(len(text)), true
 }
 
 // remember takes data for a pattern: a chunk of which the parser has learnt nothing but
@@ -37,12 +37,9 @@ func (l *likeness) remember(data []byte, tokens int64) {
 	}
 	start := at + len(l.field)
 	length := bytes.IndexAny(data[start:], `"\`)
-	if length < 0 || data[start+length] == '\\' || textTokens(length) != tokens || start > maxLikeness || len(data)-start-length > maxLikeness {
+	if length < 0 || data[start+length] == '\\' || ofBytes(length).tokens != tokens || start > maxLikeness || len(data)-start-length > maxLikeness {
 		return
 	}
 	l.pre = append(l.pre[:0], data[:start]...)
 	l.post = append(l.post[:0], data[start+length:]...)
 }
-
-// textTokens is the least number of tokens in a text of so many bytes.
-func textTokens(n int) int64 { return (int64(n) + deltaBytes - 1) / deltaBytes }

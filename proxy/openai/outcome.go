@@ -111,20 +111,31 @@ func (f *Failure) member(name, value []byte) {
 // normally; one that carries a lot at once is surely more.
 const deltaBytes = 64
 
-func tokensOf(text []byte) int64 {
-	return textTokens(len(text) - 2)
+// carried is what a chunk carries of an answer: tokens, at least, and bytes of text.
+type carried struct{ tokens, bytes int64 }
+
+func (c *carried) add(d carried) {
+	c.tokens += d.tokens
+	c.bytes += d.bytes
 }
 
-// deltas counts the tokens that the choices of a chunk carry, at least.
-func deltas(choices []byte) (n int64) {
+// ofText is what a JSON string carries.
+func ofText(raw []byte) carried { return ofBytes(len(raw) - 2) }
+
+func ofBytes(n int) carried {
+	return carried{tokens: (int64(n) + deltaBytes - 1) / deltaBytes, bytes: int64(n)}
+}
+
+// ofChoices is what the choices of a chunk carry.
+func ofChoices(choices []byte) (n carried) {
 	for a := (array{b: choices}); a.next(); {
 		for c := (object{b: a.value}); c.next(); {
 			switch string(c.name) {
 			case "delta":
-				n += deltaTokens(c.value)
+				n.add(ofDelta(c.value))
 			case "text":
 				if isString(c.value) {
-					n += tokensOf(c.value)
+					n.add(ofText(c.value))
 				}
 			}
 		}
@@ -132,37 +143,44 @@ func deltas(choices []byte) (n int64) {
 	return n
 }
 
-// deltaTokens counts what one delta carries: text of whatever sort, or calls of tools.
-func deltaTokens(delta []byte) (n int64) {
+// ofDelta is what one delta carries: text of whatever sort, or calls of tools.
+func ofDelta(delta []byte) (n carried) {
 	for d := (object{b: delta}); d.next(); {
 		switch string(d.name) {
 		case "content", "reasoning_content", "reasoning", "refusal", // OpenAI and vLLM
 			"text", "thinking", "partial_json": // Anthropic
 			if isString(d.value) {
-				n += tokensOf(d.value)
+				n.add(ofText(d.value))
 			}
 		case "tool_calls":
 			for a := (array{b: d.value}); a.next(); {
-				n += max(1, callTokens(a.value))
+				n.add(ofCall(a.value))
 			}
 		case "function_call":
 			if d.value[0] == '{' {
-				n += max(1, callTokens(d.value))
+				n.add(ofCall(d.value))
 			}
 		}
 	}
 	return n
 }
 
-// callTokens counts the arguments of a call: {"function": {"arguments": "…"}}.
-func callTokens(call []byte) (n int64) {
+// ofCall is what a call of a tool carries, a token at least, beside its name.
+func ofCall(call []byte) carried {
+	n := ofArguments(call)
+	n.tokens = max(1, n.tokens)
+	return n
+}
+
+// ofArguments reads {"function": {"arguments": "…"}} and {"arguments": "…"}.
+func ofArguments(call []byte) (n carried) {
 	for c := (object{b: call}); c.next(); {
 		switch string(c.name) {
 		case "function":
-			n += callTokens(c.value)
+			n.add(ofArguments(c.value))
 		case "arguments":
 			if isString(c.value) {
-				n += tokensOf(c.value)
+				n.add(ofText(c.value))
 			}
 		}
 	}

@@ -20,7 +20,7 @@ type Stream struct {
 	crlf  bool // a CRLF has been seen: a CR that ends a frame waits for its LF
 
 	like      likeness
-	generated int64
+	generated carried
 	started   bool // message_start reported, message_delta has not
 	done      bool
 }
@@ -76,7 +76,7 @@ func (s *Stream) End(emit func(f Frame) error) error {
 func (s *Stream) Usage() Usage {
 	u := s.out.report.usage(s.out.kind)
 	if s.started {
-		u.Output = max(u.Output, s.generated)
+		u.Output = max(u.Output, s.generated.tokens)
 		u.Known = s.out.report.has[figInput]
 	}
 	return u
@@ -84,7 +84,20 @@ func (s *Stream) Usage() Usage {
 
 // Generated counts the tokens seen passing, at least: one for each delta of each
 // choice that carries something. It is what to charge where Usage is not Known.
-func (s *Stream) Generated() int64 { return s.generated }
+func (s *Stream) Generated() int64 { return s.generated.tokens }
+
+// Text is how many bytes of answer have passed, as JSON strings. Servers put several
+// tokens into a chunk when they are busy; who knows how many bytes a token of this model
+// has, can do better than Generated.
+func (s *Stream) Text() int64 { return s.generated.bytes }
+
+// Counted says whether the output in Usage is counted, as Generated is, and not reported:
+// so it is in the middle of Anthropic's streams.
+func (s *Stream) Counted() bool { return s.started }
+
+// InFrame says whether the last bytes emitted are the beginning of a frame whose end has
+// not come. So it is within frames longer than MaxFrame only.
+func (s *Stream) InFrame() bool { return s.long != nil }
 
 // Failure is the first error that the stream itself reported, nil where none.
 func (s *Stream) Failure() *Failure { return s.out.failure }
@@ -253,7 +266,7 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		return true, false
 	}
 	if n, ok := s.like.match(data); ok {
-		s.generated += n
+		s.generated.add(n)
 		return false, false
 	}
 	before := s.generated
@@ -262,15 +275,15 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		return false, false // nothing, or nothing that we can read: not ours to judge
 	}
 	if t.choices != nil {
-		s.generated += deltas(t.choices)
+		s.generated.add(ofChoices(t.choices))
 		hidden = s.hide && t.usage != nil && t.err == nil && isEmptyArray(t.choices)
 	}
 	if t.delta != nil {
 		switch {
 		case t.delta[0] == '{':
-			s.generated += deltaTokens(t.delta)
+			s.generated.add(ofDelta(t.delta))
 		case isString(t.delta) && bytes.HasSuffix(t.typ, []byte(`.delta"`)):
-			s.generated += tokensOf(t.delta)
+			s.generated.add(ofText(t.delta))
 		}
 	}
 	if string(t.typ) == `"message_start"` {
@@ -289,7 +302,7 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 	s.out.learn(&t)
 	last = s.ends(&t)
 	if !last && !hidden && t.usage == nil && t.err == nil && t.response == nil && t.message == nil {
-		s.like.remember(data, s.generated-before)
+		s.like.remember(data, s.generated.tokens-before.tokens)
 	}
 	return last, hidden
 }
