@@ -32,14 +32,39 @@ func adminFlags(c *cobra.Command) *client {
 	return a
 }
 
-// call sends body, if any, and returns the answer. Errors are the node's own words.
+// call sends body, if any, and returns the answer.
 func (a *client) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	resp, err := a.open(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+}
+
+// copy writes an answer of any length to w.
+func (a *client) copy(ctx context.Context, path string, w io.Writer) error {
+	resp, err := a.open(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	_, err = io.Copy(w, resp.Body)
+	return err
+}
+
+// maxAnswer bounds an answer that is read whole, in bytes.
+const maxAnswer = 64 << 20
+
+// open sends body, if any, and returns an answer that is a good one. Errors are the
+// node's own words.
+func (a *client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	token := os.Getenv("HEADGATE_ADMIN_TOKEN")
 	if token == "" {
 		return nil, usageError{errors.New("HEADGATE_ADMIN_TOKEN is not set; it is the token that the node was started with")}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(a.url, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, usageError{err}
@@ -49,23 +74,19 @@ func (a *client) call(ctx context.Context, method, path string, body []byte) ([]
 	if err != nil {
 		return nil, fmt.Errorf("no answer from the node: %w; is --admin right?", err)
 	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
 	defer func() { _ = resp.Body.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	if err != nil {
-		return nil, err
+	var e struct{ Error struct{ Message string } }
+	if json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&e) != nil || e.Error.Message == "" {
+		e.Error.Message = fmt.Sprintf("status %d", resp.StatusCode)
 	}
-	if resp.StatusCode != http.StatusOK {
-		var e struct{ Error struct{ Message string } }
-		if json.Unmarshal(raw, &e) != nil || e.Error.Message == "" {
-			e.Error.Message = fmt.Sprintf("status %d", resp.StatusCode)
-		}
-		err := errors.New(e.Error.Message)
-		if resp.StatusCode == http.StatusBadRequest { // such as a policy that cannot be applied
-			return nil, usageError{err}
-		}
-		return nil, err
+	err = errors.New(e.Error.Message)
+	if resp.StatusCode == http.StatusBadRequest { // such as a policy that cannot be applied
+		err = usageError{err}
 	}
-	return raw, nil
+	return nil, err
 }
 
 // get prints an answer: as it came with --json, else as table makes it.

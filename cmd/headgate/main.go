@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string) int {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(serveCommand(), demoCommand(), applyCommand(), statusCommand(), limitsCommand(), explainCommand(),
-		keysCommand(), benchCommand(), docsCommand(), versionCommand())
+		keysCommand(), contentCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	var config *node.ConfigError

@@ -8,6 +8,7 @@ import (
 
 	"headgate/cluster/ledger"
 	"headgate/proxy"
+	"headgate/proxy/contentlog"
 	"headgate/proxy/openai"
 	"headgate/proxy/upstream"
 )
@@ -24,6 +25,20 @@ func backends(p *ledger.Policy) []upstream.Backend {
 			u.APIKey = os.Getenv(b.APIKeyEnv)
 		}
 		out = append(out, u)
+	}
+	return out
+}
+
+// contentPolicies say of every tenant what is kept of its requests, if only nothing.
+func contentPolicies(p *ledger.Policy) map[string]contentlog.Policy {
+	out := make(map[string]contentlog.Policy, len(p.Tenants))
+	for _, t := range p.Tenants {
+		c := t.ContentLog
+		cp := contentlog.Policy{Mode: contentlog.Mode(c.Mode), Retention: time.Duration(c.Retention), Redact: c.Redact, Dir: c.Path}
+		if c.Sample != nil {
+			cp.SampleMillionths = int64(*c.Sample)
+		}
+		out[t.Name] = cp
 	}
 	return out
 }

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"headgate/lease"
 	"headgate/proxy"
 	"headgate/proxy/admin"
+	"headgate/proxy/contentlog"
 	"headgate/proxy/edge"
 	"headgate/proxy/upstream"
 )
@@ -46,6 +48,7 @@ type Node struct {
 	pool     *upstream.Pool
 	proxy    *proxy.Proxy
 	compiler compiler
+	content  *contentlog.Log
 	devKey   string
 
 	front, admin       *http.Server
@@ -88,17 +91,26 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 	if err := n.build(); err != nil {
 		return nil, err
 	}
+	err := n.start(ctx)
+	if err != nil {
+		return nil, errors.Join(err, n.content.Close(ctx))
+	}
+	return n, nil
+}
+
+// start puts the first policy in force and opens the listeners.
+func (n *Node) start(ctx context.Context) error {
 	text, source, err := n.loadPolicy(ctx)
 	if err != nil {
-		return nil, &ConfigError{err}
+		return &ConfigError{err}
 	}
 	n.mu.Lock()
 	_, err = n.apply(text, source, false)
 	n.mu.Unlock()
 	if err != nil {
-		return nil, &ConfigError{fmt.Errorf("policy %s:\n%w", source, err)}
+		return &ConfigError{fmt.Errorf("policy %s:\n%w", source, err)}
 	}
-	return n, n.listen(ctx)
+	return n.listen(ctx)
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -137,12 +149,27 @@ func (n *Node) build() error {
 		}
 		maxBody[route] = limit
 	}
+	if n.content, err = contentlog.Open(contentlog.Config{Dir: filepath.Join(n.cfg.DataDir, contentDir), Logger: n.log}); err != nil {
+		return err
+	}
+	n.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "headgate_content_dropped_total", Help: "Requests whose content should have been kept and was not: the queue was full or the disk refused.",
+	}, func() float64 { return float64(n.content.Dropped()) }))
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Registerer: n.registry, Logger: n.log,
+		Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
 }
+
+// contentDir is the folder of the content log inside the data folder.
+const contentDir = "content"
+
+// keeper hands the proxy's entries to the content log.
+type keeper struct{ log *contentlog.Log }
+
+// Keep never blocks.
+func (k keeper) Keep(e proxy.ContentEntry) { k.log.Keep(contentlog.Entry(e)) }
 
 // listen opens both listeners and makes their servers.
 func (n *Node) listen(ctx context.Context) error {
@@ -222,7 +249,7 @@ func (n *Node) drain() error {
 	}
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
 	defer cancel()
-	return errors.Join(err, n.proxy.Wait(settle), n.admin.Shutdown(settle))
+	return errors.Join(err, n.proxy.Wait(settle), n.admin.Shutdown(settle), n.content.Close(settle))
 }
 
 // sweep forgets full buckets, a bounded number at a time.

@@ -46,13 +46,19 @@ tenants: [{name: dev, plan: p, since: 2000-01-01}]
 
 // TestRampStepsComeAtTheirTime, in virtual time, which begins at the tenant's `since`.
 func TestRampStepsComeAtTheirTime(t *testing.T) {
+	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), ramped: make(chan struct{}, 1), devKey: "ramp-test-key-0123"}
-		n.cfg.Dev = true
+		n.cfg.Dev, n.cfg.DataDir = true, dir
 		if err := n.build(); err != nil {
 			t.Fatal(err)
 		}
 		defer n.pool.Close()
+		defer func() {
+			if err := n.content.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
 		apply := func(policy string) {
 			t.Helper()
 			n.mu.Lock()

@@ -3,12 +3,14 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
 	"headgate/cluster/ledger"
 	"headgate/limiter"
 	"headgate/proxy/admin"
+	"headgate/proxy/contentlog"
 )
 
 // adminConfig is what the admin API may see and do.
@@ -20,6 +22,11 @@ func (n *Node) adminConfig() admin.Config {
 		Tenants: n.tenants,
 		Levels:  n.Levels,
 		Explain: n.explain,
+		ExportContent: func(w io.Writer, f admin.ContentFilter) error {
+			_, err := n.content.Export(w, contentlog.Filter(f))
+			return err
+		},
+		EraseContent: func(f admin.ContentFilter) (int, error) { return n.content.Erase(contentlog.Filter(f)) },
 	}
 }
 

@@ -169,6 +169,9 @@ func (n *Node) apply(text []byte, source string, dry bool) (admin.Applied, error
 	if err := n.pool.Update(backends(p)); err != nil {
 		return applied, err
 	}
+	if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
+		return applied, err
+	}
 	n.use(ix)
 	n.text, n.source = text, source
 	return applied, nil

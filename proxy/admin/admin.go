@@ -14,9 +14,11 @@ import (
 	"crypto/subtle"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -40,6 +42,15 @@ type Config struct {
 	Tenants func() []Tenant
 	Levels  func(tenant string) []Level // nil: no such tenant
 	Explain func(ExplainRequest) (any, error)
+
+	ExportContent func(io.Writer, ContentFilter) error
+	EraseContent  func(ContentFilter) (int, error)
+}
+
+// ContentFilter says which kept prompts and answers are meant; empty fields mean all.
+type ContentFilter struct {
+	Tenant, User string
+	Since, Until time.Time // from Since on, before Until
 }
 
 // Status is a node at a glance.
@@ -151,6 +162,8 @@ func Handler(c Config) http.Handler {
 		writeJSON(w, http.StatusOK, levels)
 	})
 	api.HandleFunc("POST /admin/v1/explain", c.postExplain)
+	api.HandleFunc("GET /admin/v1/content", c.getContent)
+	api.HandleFunc("DELETE /admin/v1/content", c.deleteContent)
 	mux.Handle("/admin/v1/", c.authorized(api))
 	return mux
 }
@@ -202,6 +215,66 @@ func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, e)
+}
+
+// getContent exports the content log as JSON lines.
+func (c Config) getContent(w http.ResponseWriter, r *http.Request) {
+	f, err := filter(r)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/jsonl")
+	if err := c.ExportContent(w, f); err != nil {
+		panic(http.ErrAbortHandler) // part of it is out: only a broken connection says so
+	}
+}
+
+// deleteContent erases what the filter names, also what waits to be written.
+func (c Config) deleteContent(w http.ResponseWriter, r *http.Request) {
+	f, err := filter(r)
+	if err == nil && f.Tenant == "" && f.User == "" {
+		err = errors.New("name a tenant or a user to erase")
+	}
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err)
+		return
+	}
+	n, err := c.EraseContent(f)
+	if err != nil {
+		writeError(w, http.StatusInternalServerError, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, Erased{n})
+}
+
+// Erased is how many requests were erased from the content log.
+type Erased struct {
+	Erased int `json:"erased"`
+}
+
+// filter reads tenant, user, since and until of the query.
+func filter(r *http.Request) (f ContentFilter, err error) {
+	q := r.URL.Query()
+	f.Tenant, f.User = q.Get("tenant"), q.Get("user")
+	for name, t := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
+		if s := q.Get(name); s != "" {
+			if *t, err = ParseTime(s); err != nil {
+				return f, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	return f, nil
+}
+
+// ParseTime reads a day (midnight UTC) or a moment.
+func ParseTime(s string) (time.Time, error) {
+	for _, form := range [...]string{time.DateOnly, time.RFC3339} {
+		if t, err := time.Parse(form, s); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("%q is not a date: write 2026-01-15 or 2026-01-15T12:00:00Z", s)
 }
 
 func writeError(w http.ResponseWriter, status int, err error) {
