@@ -164,12 +164,16 @@ func TestTables(t *testing.T) {
 			{120 * sec, "take", 6, false, 5, 60 * s},
 			{120 * sec, "take", 5, true, 0, 0},
 		}},
-		{"fixed window of a day is the UTC day", limiter.Limit{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 1, Per: 24 * time.Hour}},
-			time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC).UnixNano(), []step{
+		{
+			"fixed window of a day is the UTC day",
+			limiter.Limit{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 1, Per: 24 * time.Hour}},
+			time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC).UnixNano(),
+			[]step{
 				{day - 1, "take", 1, true, 0, 0},
 				{day - 1, "take", 1, false, 0, 1},
 				{day, "take", 1, true, 0, 0},
-			}},
+			},
+		},
 		{"sliding window weighs the last", limiter.Limit{Algorithm: limiter.SlidingWindow, Rate: perMinute}, minute, []step{
 			{30 * sec, "take", 10, true, 0, 0},
 			{59 * sec, "take", 1, false, 0, 7 * s},
@@ -243,8 +247,11 @@ func limitOf(a limiter.Algorithm, r limiter.Rate, burst int64) limiter.Limit {
 // a nanosecond: the next unit is due at the same instant.
 func TestNoDrift(t *testing.T) {
 	for _, r := range []limiter.Rate{
-		{Count: 1, Per: 24 * time.Hour}, {Count: 7, Per: time.Second}, {Count: 1e9, Per: time.Second},
-		{Count: 250e9, Per: time.Minute}, {Count: 999_999_937, Per: time.Minute},
+		{Count: 1, Per: 24 * time.Hour},
+		{Count: 7, Per: time.Second},
+		{Count: 1e9, Per: time.Second},
+		{Count: 250e9, Per: time.Minute},
+		{Count: 999_999_937, Per: time.Minute},
 	} {
 		l := limiter.Limit{Rate: r, Burst: 10_000}
 		if err := l.Validate(); err != nil {

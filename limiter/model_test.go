@@ -285,8 +285,10 @@ func drawLimit(t *rapid.T, algorithms ...limiter.Algorithm) limiter.Limit {
 	a := rapid.SampledFrom(algorithms).Draw(t, "algorithm")
 	rate := limiter.Rate{
 		Count: rapid.OneOf(rapid.Int64Range(1, 12), rapid.SampledFrom([]int64{600, 9_973, 1e9, 250e9})).Draw(t, "count"),
-		Per: rapid.SampledFrom([]time.Duration{7, 1000, time.Second, 10 * time.Second, time.Minute,
-			time.Hour, 24 * time.Hour}).Draw(t, "per"),
+		Per: rapid.SampledFrom([]time.Duration{
+			7, 1000, time.Second, 10 * time.Second, time.Minute,
+			time.Hour, 24 * time.Hour,
+		}).Draw(t, "per"),
 	}
 	burst := rapid.Int64Range(1, 50).Draw(t, "burst")
 	switch a {

@@ -88,16 +88,19 @@ func TestBadInput(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, setup{prefilter: edge.PrefilterConfig{ErrorsPerMinute: 1},
-				models: []*proxy.Model{model("m", "vllm"), model("secret", "vllm")},
-				limits: []proxy.Limit{limit(proxy.Requests, 1000), limit(proxy.Tokens, 100_000), limit(proxy.USD, 1_000_000), limit(proxy.Concurrency, 1)},
+			w := newWorld(t, setup{
+				prefilter: edge.PrefilterConfig{ErrorsPerMinute: 1},
+				models:    []*proxy.Model{model("m", "vllm"), model("secret", "vllm")},
+				limits:    []proxy.Limit{limit(proxy.Requests, 1000), limit(proxy.Tokens, 100_000), limit(proxy.USD, 1_000_000), limit(proxy.Concurrency, 1)},
 				change: func(c *proxy.Caller) {
 					c.Models = map[string]bool{"m": true}
 					c.Routes = map[string]bool{"chat": true, "responses": true, "models": true, "audio": true}
 				},
 				callers: map[string]*proxy.Caller{
 					"revoked": {KeyID: "k2", Tenant: "acme", Revoked: true}, "expired": {KeyID: "k3", Tenant: "acme", Expires: time.Unix(1, 0)},
-					"suspended": {KeyID: "k4", Tenant: "acme", Suspended: true}}})
+					"suspended": {KeyID: "k4", Tenant: "acme", Suspended: true},
+				},
+			})
 			for range 20 {
 				a := w.do(c.call).refused(t, c.status, c.code)
 				if message, _ := a.field("message").(string); a.field("param") != c.param || !strings.Contains(message, c.says) {
@@ -128,10 +131,12 @@ func TestBadInput(t *testing.T) {
 // TestManagementIsOutOfReach: also where a path only looks like one of ours.
 func TestManagementIsOutOfReach(t *testing.T) {
 	w := newWorld(t, setup{prefilter: edge1000(), limits: []proxy.Limit{limit(proxy.Requests, 1000)}})
-	paths := []string{"/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+	paths := []string{
+		"/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
 		"/collective_rpc", "/server_info", "/abort_requests", "/get_world_size", "/start_profile", "/stop_profile", "/scale_elastic_ep", "/is_scaling_elastic_ep",
 		"/init_weight_transfer_engine", "/update_weights", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/metrics", "/health", "/ping", "/version", "/load",
-		"/docs", "/openapi.json", "/sleep/", "/v1/sleep", "/sleep?level=1", "/%73leep", "/v1/models/..%2f..%2fsleep"}
+		"/docs", "/openapi.json", "/sleep/", "/v1/sleep", "/sleep?level=1", "/%73leep", "/v1/models/..%2f..%2fsleep",
+	}
 	for i, p := range paths {
 		for _, method := range []string{http.MethodPost, http.MethodGet} {
 			if a := w.do(call{method: method, path: p}); a.status != 403 && a.status != 404 && a.status != 405 {
@@ -151,8 +156,10 @@ func TestManagementIsOutOfReach(t *testing.T) {
 // TestResponsesBelongToTheirTenant, and stay at the backend that has them.
 func TestResponsesBelongToTheirTenant(t *testing.T) {
 	m := model("m", "vllm", "second")
-	w := newWorld(t, setup{models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Requests, 100)}, backends: []upstream.Backend{{Name: "vllm"}, {Name: "second"}},
-		callers: map[string]*proxy.Caller{"same": {KeyID: "k2", Tenant: "acme"}, "other": {KeyID: "k3", Tenant: "other"}}})
+	w := newWorld(t, setup{
+		models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Requests, 100)}, backends: []upstream.Backend{{Name: "vllm"}, {Name: "second"}},
+		callers: map[string]*proxy.Caller{"same": {KeyID: "k2", Tenant: "acme"}, "other": {KeyID: "k3", Tenant: "other"}},
+	})
 	for _, body := range []string{`{"model":"m","input":"a","max_output_tokens":3}`, `{"model":"m","input":"b","max_output_tokens":3,"stream":true}`, `{"model":"m","input":"c","max_output_tokens":3,"background":true}`} {
 		a := w.do(call{path: "/v1/responses", body: body}).want(t, 200)
 		at := strings.Index(a.body, `"resp_`)
@@ -182,17 +189,22 @@ func TestResponsesBelongToTheirTenant(t *testing.T) {
 func TestAssertedUsers(t *testing.T) {
 	perUser := limit(proxy.Requests, 1)
 	perUser.Scope = proxy.ScopeUser
-	w := newWorld(t, setup{limits: []proxy.Limit{perUser}, change: func(c *proxy.Caller) { c.AssertUser = true },
-		callers: map[string]*proxy.Caller{"plain": {KeyID: "k2", Tenant: "acme", Limits: []proxy.Limit{perUser}}}})
+	w := newWorld(t, setup{
+		limits: []proxy.Limit{perUser}, change: func(c *proxy.Caller) { c.AssertUser = true },
+		callers: map[string]*proxy.Caller{"plain": {KeyID: "k2", Tenant: "acme", Limits: []proxy.Limit{perUser}}},
+	})
 	named := func(u string) string { return with(`"user":"` + u + `"`) }
 	for i, c := range []struct {
 		call call
 		want int
 	}{
-		{call{body: chat, header: header("X-Headgate-User", "ann")}, 200}, {call{body: named("ann")}, 429},
-		{call{body: named("bob")}, 200}, {call{body: chat, header: header("X-Headgate-User", "bob")}, 429},
+		{call{body: chat, header: header("X-Headgate-User", "ann")}, 200},
+		{call{body: named("ann")}, 429},
+		{call{body: named("bob")}, 200},
+		{call{body: chat, header: header("X-Headgate-User", "bob")}, 429},
 		{call{body: named("bob"), header: header("X-Headgate-User", "cem")}, 200},
-		{call{body: named("dan"), key: "plain"}, 200}, {call{body: named("eve"), key: "plain"}, 429},
+		{call{body: named("dan"), key: "plain"}, 200},
+		{call{body: named("eve"), key: "plain"}, 429},
 		{call{body: named(strings.Repeat("x", 257))}, 400},
 	} {
 		if a := w.do(c.call); a.status != c.want {
@@ -208,8 +220,10 @@ func TestAssertedUsers(t *testing.T) {
 
 // TestModelsAreThoseOfTheKey.
 func TestModelsAreThoseOfTheKey(t *testing.T) {
-	w := newWorld(t, setup{models: []*proxy.Model{model("org/m", "vllm"), called(model("other", "vllm"), "nobody"), model("hidden", "vllm")},
-		change: func(c *proxy.Caller) { c.Models = map[string]bool{"org/m": true, "other": true} }})
+	w := newWorld(t, setup{
+		models: []*proxy.Model{model("org/m", "vllm"), called(model("other", "vllm"), "nobody"), model("hidden", "vllm")},
+		change: func(c *proxy.Caller) { c.Models = map[string]bool{"org/m": true, "other": true} },
+	})
 	a := w.do(call{method: "GET", path: "/v1/models"}).want(t, 200)
 	if !strings.Contains(a.body, `"id":"org/m"`) || !strings.Contains(a.body, `"id":"other"`) || strings.Contains(a.body, "hidden") || strings.Contains(a.body, `"id":"fake"`) {
 		t.Error(a.body)

@@ -57,9 +57,11 @@ func TestRequestHeaders(t *testing.T) {
 		"X-Headgate-User", "ann", "X-Headgate-Surface", "docs", "X-Headgate-Class", "background", "X-Headgate-Timeout", "30", "Accept-Encoding", "br, gzip")
 	a := w.do(call{path: "/v1/chat/completions?a=b&c=%20d", body: chat, header: h}).want(t, 200)
 	r := <-seen
-	for name, want := range map[string]string{"User-Agent": "sdk/1", "Traceparent": "00-1", "X-Stainless-Lang": "go", "Anthropic-Version": "2023-06-01", "X-Request-Id": "abc-1",
+	for name, want := range map[string]string{
+		"User-Agent": "sdk/1", "Traceparent": "00-1", "X-Stainless-Lang": "go", "Anthropic-Version": "2023-06-01", "X-Request-Id": "abc-1",
 		"Content-Type": "application/json", "Accept-Encoding": "gzip", "X-Api-Key": "", "Authorization": "", "X-Hop": "", "Keep-Alive": "", "Te": "", "Proxy-Authorization": "",
-		"X-Headgate-User": "", "X-Headgate-Surface": "", "X-Headgate-Class": "", "X-Headgate-Timeout": ""} {
+		"X-Headgate-User": "", "X-Headgate-Surface": "", "X-Headgate-Class": "", "X-Headgate-Timeout": "",
+	} {
 		if got := r.Header.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
@@ -141,8 +143,10 @@ func TestFirstBytesComeAtOnce(t *testing.T) {
 // TestContentLog keeps what was said, for callers that want it, and nothing for others.
 func TestContentLog(t *testing.T) {
 	log := &contents{}
-	w := newWorld(t, setup{content: log, change: func(c *proxy.Caller) { c.Content = true },
-		callers: map[string]*proxy.Caller{"private": {KeyID: "k2", Tenant: "acme"}}})
+	w := newWorld(t, setup{
+		content: log, change: func(c *proxy.Caller) { c.Content = true },
+		callers: map[string]*proxy.Caller{"private": {KeyID: "k2", Tenant: "acme"}},
+	})
 	a := w.do(call{body: streamed}).want(t, 200)
 	w.do(call{body: chat, key: "private"}).want(t, 200)
 	w.do(call{body: chat, header: fault("cut=2")}).want(t, 502)

@@ -24,7 +24,6 @@ type answer struct {
 	started  bool // bytes went to the client: it can't be refused any more
 	status   int
 	backend  string
-	model    string
 	usage    openai.Usage
 	firstAt  time.Duration // from the request's start
 	failure  *openai.Failure
@@ -233,7 +232,7 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		}
 		switch {
 		case err == nil:
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			// What ends without a blank line is read only now, and settled before it goes out.
 			ended := s.End(func(f openai.Frame) error { f.Last = true; return emit(f) })
 			x.settleStream(s)
@@ -366,7 +365,7 @@ func (x *exchange) relayBody(src *source, dst *sink, status int) error {
 			n += m
 		}
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			x.settleBody(scan, status)
 			if dst.Write(held[:n]) != nil || dst.Close() != nil {
 				x.answer.clientGo = true
@@ -439,7 +438,7 @@ func (x *exchange) relayOpaque(src *source, dst *sink) error {
 				return context.Canceled
 			}
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return dst.Close()
 		}
 		if err != nil {

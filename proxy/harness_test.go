@@ -156,8 +156,10 @@ func (w *world) apply(s setup) {
 	if s.models == nil {
 		s.models = []*proxy.Model{model("m", "vllm")}
 	}
-	w.snap = &proxy.Snapshot{Revision: 1, Models: map[string]*proxy.Model{},
-		Lookup: func(h [32]byte) (*proxy.Caller, bool) { c, ok := byHash[h]; return c, ok }}
+	w.snap = &proxy.Snapshot{
+		Revision: 1, Models: map[string]*proxy.Model{},
+		Lookup: func(h [32]byte) (*proxy.Caller, bool) { c, ok := byHash[h]; return c, ok },
+	}
 	for _, m := range s.models {
 		w.snap.Models[m.Name] = m
 		w.snap.ModelNames = append(w.snap.ModelNames, m.Name)
@@ -410,46 +412,6 @@ func (a answer) field(name string) any {
 }
 
 func clip(s string) string { return s[:min(len(s), 600)] }
-
-// usage is the last usage that an answer, streamed or not, reports.
-func (a answer) usage(t *testing.T) (in, out int64) {
-	t.Helper()
-	type usage struct {
-		Prompt     int64 `json:"prompt_tokens"`
-		Completion int64 `json:"completion_tokens"`
-		Input      int64 `json:"input_tokens"`
-		Output     int64 `json:"output_tokens"`
-	}
-	for _, doc := range a.documents() {
-		var v struct {
-			Usage    *usage
-			Message  struct{ Usage *usage }
-			Response struct{ Usage *usage }
-		}
-		if json.Unmarshal([]byte(doc), &v) != nil {
-			continue
-		}
-		for _, u := range []*usage{v.Usage, v.Message.Usage, v.Response.Usage} {
-			if u != nil {
-				in, out = max(in, u.Prompt, u.Input), max(out, u.Completion+u.Output)
-			}
-		}
-	}
-	return in, out
-}
-
-// documents are the JSON texts in an answer: its body, or the data of its events.
-func (a answer) documents() (docs []string) {
-	if !strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream") {
-		return []string{a.body}
-	}
-	for line := range strings.Lines(a.body) {
-		if d, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "data: "); ok {
-			docs = append(docs, d)
-		}
-	}
-	return docs
-}
 
 // direct asks the model server itself.
 func (w *world) direct(c call) answer {

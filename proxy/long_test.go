@@ -130,11 +130,19 @@ func TestScopesShareTheirBuckets(t *testing.T) {
 	}
 	ls := []proxy.Limit{scoped("per-key", proxy.ScopeKey, 2), scoped("per-org", proxy.ScopeOrg, 3), scoped("per-model", proxy.ScopeModel, 4), scoped("fleet", proxy.ScopeGlobal, 5)}
 	w := newWorld(t, setup{limits: ls, models: []*proxy.Model{model("m", "vllm"), model("m2", "vllm")}, callers: map[string]*proxy.Caller{
-		"same": {KeyID: "k2", Tenant: "acme", Limits: ls}, "other": {KeyID: "k1", Tenant: "other", Limits: ls}}})
+		"same": {KeyID: "k2", Tenant: "acme", Limits: ls}, "other": {KeyID: "k1", Tenant: "other", Limits: ls},
+	}})
 	m2 := strings.Replace(chat, `"m"`, `"m2"`, 1)
 	for i, c := range []struct{ key, body, refusedBy string }{
-		{"", chat, ""}, {"", chat, ""}, {"", chat, "per-key"}, {"same", chat, ""}, {"same", chat, "per-org"},
-		{"other", chat, ""}, {"other", chat, "per-model"}, {"other", m2, ""}, {"other", m2, "per-key"},
+		{"", chat, ""},
+		{"", chat, ""},
+		{"", chat, "per-key"},
+		{"same", chat, ""},
+		{"same", chat, "per-org"},
+		{"other", chat, ""},
+		{"other", chat, "per-model"},
+		{"other", m2, ""},
+		{"other", m2, "per-key"},
 	} {
 		a := w.do(call{key: c.key, body: c.body})
 		if got, _ := a.field("limit").(string); got != c.refusedBy || (a.status == 200) != (c.refusedBy == "") {

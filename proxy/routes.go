@@ -19,8 +19,8 @@ type route struct {
 }
 
 // match finds the route of a request. id is the path's variable part, where it has one.
-func match(method, path string) (rt *route, id string, err error) {
-	if m, ok := routesByPath[path]; ok {
+func (t *routes) match(method, path string) (rt *route, id string, err error) {
+	if m, ok := t.byPath[path]; ok {
 		if m.method != method {
 			return nil, "", errMethod(m.method)
 		}
@@ -30,16 +30,16 @@ func match(method, path string) (rt *route, id string, err error) {
 		if method != http.MethodGet {
 			return nil, "", errMethod(http.MethodGet)
 		}
-		return &routeModel, rest, nil // names of models may hold slashes
+		return &t.model, rest, nil // names of models may hold slashes
 	}
 	if rest, ok := strings.CutPrefix(path, "/v1/responses/"); ok && rest != "" {
 		if id, ok := strings.CutSuffix(rest, "/cancel"); ok {
-			return needs(http.MethodPost, method, &routeResponse, id)
+			return needs(http.MethodPost, method, &t.response, id)
 		}
 		if method == http.MethodDelete {
-			return &routeResponse, rest, nil
+			return &t.response, rest, nil
 		}
-		return needs(http.MethodGet, method, &routeResponse, rest)
+		return needs(http.MethodGet, method, &t.response, rest)
 	}
 	if isManagement(path) {
 		return nil, "", errManagement(path)
@@ -73,37 +73,39 @@ func isManagement(path string) bool {
 	return false
 }
 
+// routes is the table, made once and only read afterwards.
+type routes struct {
+	byPath          map[string]methodRoute
+	model, response route // of the paths that end in a name
+}
+
 type methodRoute struct {
 	method string
 	route
 }
 
-// The table. It is written once, at start, and only read afterwards.
-var (
-	routeModel    = route{name: "models", local: (*exchange).serveModel}
-	routeResponse = route{name: "responses", kind: openai.Response, local: (*exchange).serveResponse}
-
-	routesByPath = func() map[string]methodRoute {
-		t := map[string]methodRoute{
-			"/v1/models": {http.MethodGet, route{name: "models", local: (*exchange).serveModels}},
+func newRoutes() *routes {
+	t := &routes{
+		byPath:   map[string]methodRoute{"/v1/models": {http.MethodGet, route{name: "models", local: (*exchange).serveModels}}},
+		model:    route{name: "models", local: (*exchange).serveModel},
+		response: route{name: "responses", kind: openai.Response, local: (*exchange).serveResponse},
+	}
+	post := func(name string, kind openai.Kind, generate, metered bool, paths ...string) {
+		for _, p := range paths {
+			t.byPath[p] = methodRoute{http.MethodPost, route{name: name, kind: kind, generate: generate, metered: metered}}
 		}
-		post := func(name string, kind openai.Kind, generate, metered bool, paths ...string) {
-			for _, p := range paths {
-				t[p] = methodRoute{http.MethodPost, route{name: name, kind: kind, generate: generate, metered: metered}}
-			}
-		}
-		post("chat", openai.Chat, true, true, "/v1/chat/completions")
-		post("completions", openai.Completion, true, true, "/v1/completions")
-		post("responses", openai.Response, true, true, "/v1/responses")
-		post("messages", openai.Message, true, true, "/v1/messages")
-		post("embeddings", openai.Embedding, false, true, "/v1/embeddings", "/v2/embed")
-		post("audio", openai.Audio, true, true, "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
-		post("pooling", openai.Pooling, false, true, "/pooling", "/v1/pooling", "/classify", "/v1/classify",
-			"/score", "/v1/score", "/generative_scoring", "/rerank", "/v1/rerank", "/v2/rerank")
-		// These run no model: they cost a request, no tokens.
-		post("tokenize", openai.CountTokens, false, false, "/v1/messages/count_tokens")
-		post("tokenize", openai.Tokenize, false, false, "/tokenize")
-		post("tokenize", openai.Detokenize, false, false, "/detokenize")
-		return t
-	}()
-)
+	}
+	post("chat", openai.Chat, true, true, "/v1/chat/completions")
+	post("completions", openai.Completion, true, true, "/v1/completions")
+	post("responses", openai.Response, true, true, "/v1/responses")
+	post("messages", openai.Message, true, true, "/v1/messages")
+	post("embeddings", openai.Embedding, false, true, "/v1/embeddings", "/v2/embed")
+	post("audio", openai.Audio, true, true, "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech")
+	post("pooling", openai.Pooling, false, true, "/pooling", "/v1/pooling", "/classify", "/v1/classify",
+		"/score", "/v1/score", "/generative_scoring", "/rerank", "/v1/rerank", "/v2/rerank")
+	// These run no model: they cost a request, no tokens.
+	post("tokenize", openai.CountTokens, false, false, "/v1/messages/count_tokens")
+	post("tokenize", openai.Tokenize, false, false, "/tokenize")
+	post("tokenize", openai.Detokenize, false, false, "/detokenize")
+	return t
+}

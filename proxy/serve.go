@@ -67,6 +67,7 @@ type Proxy struct {
 	cfg     Config
 	snap    atomic.Pointer[Snapshot]
 	epoch   time.Time // what now counts from
+	routes  *routes
 	bodies  edge.Bodies
 	est     *estimator
 	owners  owners
@@ -81,7 +82,7 @@ func New(cfg Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	p := &Proxy{cfg: cfg, epoch: time.Now(), est: newEstimator(), met: met}
+	p := &Proxy{cfg: cfg, epoch: time.Now(), routes: newRoutes(), est: newEstimator(), met: met}
 	p.snap.Store(&Snapshot{Lookup: func([32]byte) (*Caller, bool) { return nil, false }})
 	return p, nil
 }
@@ -287,7 +288,7 @@ func (x *exchange) identify() error {
 }
 
 func (x *exchange) matchRoute() error {
-	rt, id, err := match(x.r.Method, x.r.URL.Path)
+	rt, id, err := x.p.routes.match(x.r.Method, x.r.URL.Path)
 	if err != nil {
 		return err
 	}
@@ -396,8 +397,7 @@ func (x *exchange) mayFallBack(err error) bool {
 	if x.answer.started || x.r.Context().Err() != nil {
 		return false
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if _, ok := errors.AsType[*Error](err); ok {
 		return x.res.refusedModel
 	}
 	return errors.Is(err, upstream.ErrNoBackend) || upstream.Retryable(err)

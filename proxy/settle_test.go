@@ -40,8 +40,10 @@ func TestEveryExitSettles(t *testing.T) {
 		{name: "upstream 429", fault: "429", body: plainCall, status: 429, outcome: "client_error"},
 		{name: "upstream 500", fault: "500", body: plainCall, status: 500, outcome: "upstream_error"},
 		{name: "upstream 503", fault: "503", body: streamedCall, status: 503, outcome: "upstream_error"},
-		{name: "connection refused", body: plainCall, status: 503, outcome: "upstream_error", noRequest: true, has: "no_backend",
-			setup: setup{backends: []upstream.Backend{{Name: "vllm", URL: closedPort(t)}}}},
+		{
+			name: "connection refused", body: plainCall, status: 503, outcome: "upstream_error", noRequest: true, has: "no_backend",
+			setup: setup{backends: []upstream.Backend{{Name: "vllm", URL: closedPort(t)}}},
+		},
 		{name: "reset", fault: "reset", body: plainCall, status: 502, outcome: "upstream_error", has: "upstream_error"},
 		{name: "stream reset", fault: "reset", body: streamedCall, status: 502, outcome: "upstream_error", has: "upstream_error"},
 		{name: "cut", fault: "cut=3", body: plainCall, status: 502, outcome: "upstream_error", in: 4, out: 60, has: "upstream_error"},
@@ -134,8 +136,10 @@ func TestPanicsSettle(t *testing.T) {
 				case "settle":
 					bomb.settle.Store(1)
 				}
-				w := newWorld(t, setup{models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Concurrency, 1), limit(proxy.Tokens, 1000)},
-					guard: func(l proxy.Limits) proxy.Limits { bomb.Limits = l; return bomb }})
+				w := newWorld(t, setup{
+					models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Concurrency, 1), limit(proxy.Tokens, 1000)},
+					guard: func(l proxy.Limits) proxy.Limits { bomb.Limits = l; return bomb },
+				})
 				a := w.do(call{path: "/v1/completions", body: body})
 				switch {
 				case a.status == 500 && a.field("code") == "internal_error" && a.field("message") != "":
@@ -226,8 +230,10 @@ func TestUnreadableEncodingCostsTheReservation(t *testing.T) {
 // over; one that may have is not asked twice.
 func TestRetryBeforeTheFirstByte(t *testing.T) {
 	m := model("m", "dead1", "dead2", "vllm")
-	w := newWorld(t, setup{models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Requests, 10), limit(proxy.Concurrency, 1)},
-		backends: []upstream.Backend{{Name: "dead1", URL: closedPort(t)}, {Name: "dead2", URL: closedPort(t)}, {Name: "vllm"}}})
+	w := newWorld(t, setup{
+		models: []*proxy.Model{m}, limits: []proxy.Limit{limit(proxy.Requests, 10), limit(proxy.Concurrency, 1)},
+		backends: []upstream.Backend{{Name: "dead1", URL: closedPort(t)}, {Name: "dead2", URL: closedPort(t)}, {Name: "vllm"}},
+	})
 	for range 3 {
 		if a := w.do(call{body: chat}).want(t, 200); a.header.Get("X-Headgate-Backend") != "vllm" {
 			t.Errorf("answered by %q", a.header.Get("X-Headgate-Backend"))

@@ -268,9 +268,11 @@ const toBig = `{"model":"big","messages":[{"role":"user","content":"hi"}],"max_t
 func TestWire13ExhaustedModelIsNotRoutedTo(t *testing.T) {
 	perModel := limit(proxy.Requests, 2)
 	perModel.Scope = proxy.ScopeOrg | proxy.ScopeModel
-	w := newWorld(t, setup{models: twoModels(), limits: []proxy.Limit{perModel}, backends: []upstream.Backend{{Name: "vllm"}, {Name: "vllm2"}},
+	w := newWorld(t, setup{
+		models: twoModels(), limits: []proxy.Limit{perModel}, backends: []upstream.Backend{{Name: "vllm"}, {Name: "vllm2"}},
 		fake:    fakevllm.Config{Models: []string{"BIG", "SMALL"}},
-		callers: map[string]*proxy.Caller{"other": {KeyID: "k2", Tenant: "other", Limits: []proxy.Limit{perModel}}}})
+		callers: map[string]*proxy.Caller{"other": {KeyID: "k2", Tenant: "other", Limits: []proxy.Limit{perModel}}},
+	})
 	for i, want := range []string{"BIG", "BIG", "SMALL", "SMALL"} {
 		a := w.do(call{body: toBig}).want(t, 200)
 		if got := w.last().Model; got != want || (a.header.Get("X-Headgate-Degraded") == "model=small") != (want == "SMALL") {
@@ -291,13 +293,20 @@ func TestWire14EveryRouteCounts(t *testing.T) {
 	l := limit(proxy.Requests, 100)
 	w := newWorld(t, setup{limits: []proxy.Limit{l}})
 	calls := []call{
-		{path: "/score", body: `{"model":"m","text_1":"a","text_2":"b"}`}, {path: "/pooling", body: `{"model":"m","input":"a"}`},
-		{path: "/v1/rerank", body: `{"model":"m","query":"a","documents":["b"]}`}, {path: "/classify", body: `{"model":"m","input":"a"}`},
-		{path: "/tokenize", body: `{"model":"m","prompt":"abc"}`}, {path: "/detokenize", body: `{"model":"m","tokens":[1,2]}`},
+		{path: "/score", body: `{"model":"m","text_1":"a","text_2":"b"}`},
+		{path: "/pooling", body: `{"model":"m","input":"a"}`},
+		{path: "/v1/rerank", body: `{"model":"m","query":"a","documents":["b"]}`},
+		{path: "/classify", body: `{"model":"m","input":"a"}`},
+		{path: "/tokenize", body: `{"model":"m","prompt":"abc"}`},
+		{path: "/detokenize", body: `{"model":"m","tokens":[1,2]}`},
 		{path: "/v1/messages/count_tokens", body: `{"model":"m","messages":[{"role":"user","content":"hi"}]}`},
-		{path: "/v1/models", method: http.MethodGet}, {path: "/v1/models/m", method: http.MethodGet},
-		{path: "/v1/unheard/of", body: `{}`}, {path: "/", method: http.MethodGet}, {path: "/reset_prefix_cache"},
-		{path: "/v1/chat/completions", method: http.MethodGet}, {path: "/v1/responses/none", method: http.MethodGet},
+		{path: "/v1/models", method: http.MethodGet},
+		{path: "/v1/models/m", method: http.MethodGet},
+		{path: "/v1/unheard/of", body: `{}`},
+		{path: "/", method: http.MethodGet},
+		{path: "/reset_prefix_cache"},
+		{path: "/v1/chat/completions", method: http.MethodGet},
+		{path: "/v1/responses/none", method: http.MethodGet},
 	}
 	for i, c := range calls {
 		if a := w.do(c); a.status >= 500 || a.status == 429 {
@@ -800,9 +809,16 @@ func routes() []call {
 	chatBody, prompt, input := chat, `{"model":"m","prompt":"a","max_tokens":1}`, `{"model":"m","input":"a"}`
 	rerank, score := `{"model":"m","query":"a","documents":["b"]}`, `{"model":"m","text_1":"a","text_2":"b"}`
 	cs := []call{
-		{path: "/v1/chat/completions", body: chatBody}, {path: "/v1/completions", body: prompt}, {path: "/v1/responses", body: input},
-		{path: "/v1/messages", body: chatBody}, {path: "/v1/messages/count_tokens", body: chatBody}, {path: "/v1/embeddings", body: input}, {path: "/v2/embed", body: input},
-		{path: "/v1/audio/speech", body: input}, {path: "/tokenize", body: `{"model":"m","prompt":"a"}`}, {path: "/detokenize", body: `{"model":"m","tokens":[1]}`},
+		{path: "/v1/chat/completions", body: chatBody},
+		{path: "/v1/completions", body: prompt},
+		{path: "/v1/responses", body: input},
+		{path: "/v1/messages", body: chatBody},
+		{path: "/v1/messages/count_tokens", body: chatBody},
+		{path: "/v1/embeddings", body: input},
+		{path: "/v2/embed", body: input},
+		{path: "/v1/audio/speech", body: input},
+		{path: "/tokenize", body: `{"model":"m","prompt":"a"}`},
+		{path: "/detokenize", body: `{"model":"m","tokens":[1]}`},
 	}
 	for _, p := range []string{"/pooling", "/v1/pooling", "/classify", "/v1/classify"} {
 		cs = append(cs, call{path: p, body: input})
@@ -851,7 +867,8 @@ func TestWire35HeadersNeverGoNegative(t *testing.T) {
 	m := model("m", "vllm")
 	m.DefaultOutput = 1
 	w := newWorld(t, setup{models: []*proxy.Model{m}, limits: []proxy.Limit{
-		limit(proxy.Requests, 5), fill(proxy.Tokens, 1, 30*time.Second, 12), limit(proxy.Concurrency, 3)}})
+		limit(proxy.Requests, 5), fill(proxy.Tokens, 1, 30*time.Second, 12), limit(proxy.Concurrency, 3),
+	}})
 	body := `{"model":"m","messages":[{"role":"user","content":"hi"}]}` // 16 tokens come
 	a := w.do(call{body: body}).want(t, 200)
 	if left, _ := w.level("tokens"); left >= 0 {

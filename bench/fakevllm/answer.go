@@ -134,9 +134,11 @@ func (c *call) plan(model string, seed uint64, lim caps, count int, stream bool)
 		return nil
 	}
 	cfg := &c.s.cfg
-	p := &plan{words: c.s.words, model: model, prompt: lim.prompt, stream: stream, logprobs: -1, contentType: "application/json",
+	p := &plan{
+		words: c.s.words, model: model, prompt: lim.prompt, stream: stream, logprobs: -1, contentType: "application/json",
 		id:     fmt.Sprintf("%016x%016x", mix(seed), mix(seed+1)),
-		cached: int64(float64(lim.prompt) * cfg.CachedFraction)}
+		cached: int64(float64(lim.prompt) * cfg.CachedFraction),
+	}
 	n, finish := min(int64(cfg.DefaultOutput), int64(cfg.ContextLen)-lim.prompt), "stop"
 	if lim.most != nil {
 		n, finish = *lim.most, "length"

@@ -2,6 +2,7 @@ package fakevllm
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"mime/multipart"
 	"strconv"
@@ -28,7 +29,7 @@ func (c *call) readForm() (f form, e *apiError) {
 	f.fields = map[string]string{}
 	for {
 		var p *multipart.Part
-		if p, err = mr.NextPart(); err == io.EOF {
+		if p, err = mr.NextPart(); errors.Is(err, io.EOF) {
 			break
 		}
 		var b []byte
@@ -71,8 +72,10 @@ func (c *call) transcribe() {
 	}
 	p.choices[0].finish = "stop"
 	p.includeUsage = f.fields["stream_include_usage"] == "true"
-	d := &audioDialect{p: p, seconds: seconds, format: f.fields["response_format"],
-		head: appendHead([]byte("data: "), "trsc-"+p.id, "transcription.chunk", model)}
+	d := &audioDialect{
+		p: p, seconds: seconds, format: f.fields["response_format"],
+		head: appendHead([]byte("data: "), "trsc-"+p.id, "transcription.chunk", model),
+	}
 	if d.format == "text" && !stream {
 		d.plain, p.contentType = true, "text/plain; charset=utf-8"
 	}

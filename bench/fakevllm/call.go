@@ -17,9 +17,11 @@ import (
 
 // recordedHeaders are kept in a Record: what a gateway may add, change or leak.
 func recordedHeaders() []string {
-	return []string{"Authorization", "X-Api-Key", "Content-Type", "Content-Encoding", "Accept-Encoding", "User-Agent",
+	return []string{
+		"Authorization", "X-Api-Key", "Content-Type", "Content-Encoding", "Accept-Encoding", "User-Agent",
 		"X-Request-Id", "Traceparent", "X-Forwarded-For", "Anthropic-Version", "Cookie", "Host", "Te",
-		"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Timeout"}
+		"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Timeout",
+	}
 }
 
 // call is one request in progress. It belongs to its handler's goroutine; the

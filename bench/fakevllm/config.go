@@ -140,12 +140,16 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	for name, n := range map[string]int{"slots": c.Slots, "max waiting": c.MaxWaiting, "default output": c.DefaultOutput,
-		"context length": c.ContextLen, "dimensions": c.Dimensions, "log size": c.LogSize} {
+	for name, n := range map[string]int{
+		"slots": c.Slots, "max waiting": c.MaxWaiting, "default output": c.DefaultOutput,
+		"context length": c.ContextLen, "dimensions": c.Dimensions, "log size": c.LogSize,
+	} {
 		check(n >= 0, "%s %d is negative", name, n)
 	}
-	for name, d := range map[string]time.Duration{"time to first token": c.TTFT, "inter-token time": c.InterToken,
-		"slow token time": c.SlowToken, "split pause": c.SplitPause, "stall bound": c.StallMax} {
+	for name, d := range map[string]time.Duration{
+		"time to first token": c.TTFT, "inter-token time": c.InterToken,
+		"slow token time": c.SlowToken, "split pause": c.SplitPause, "stall bound": c.StallMax,
+	} {
 		check(d >= 0, "%s %v is negative", name, d)
 	}
 	check(c.MaxBody >= 0, "body bound %d is negative", c.MaxBody)

@@ -222,7 +222,7 @@ func TestPausesOfFaultsInVirtualTime(t *testing.T) {
 			from := time.Now()
 			defer func() {
 				d = time.Since(from)
-				if r := recover(); r != nil && r != http.ErrAbortHandler {
+				if r := recover(); r != nil && r != any(http.ErrAbortHandler) {
 					panic(r)
 				}
 			}()

@@ -10,8 +10,10 @@ import (
 func (c *call) models() {
 	data := make([]any, len(c.s.cfg.Models))
 	for i, m := range c.s.cfg.Models {
-		data[i] = map[string]any{"id": m, "object": "model", "created": created, "owned_by": "vllm", "root": m, "parent": nil,
-			"max_model_len": c.s.cfg.ContextLen}
+		data[i] = map[string]any{
+			"id": m, "object": "model", "created": created, "owned_by": "vllm", "root": m, "parent": nil,
+			"max_model_len": c.s.cfg.ContextLen,
+		}
 	}
 	c.answerJSON(map[string]any{"object": "list", "data": data})
 }

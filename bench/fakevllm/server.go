@@ -13,6 +13,7 @@ import (
 // Outcome is how a request ended.
 type Outcome string
 
+// The outcomes.
 const (
 	Open    Outcome = "open"    // not ended yet
 	OK      Outcome = "ok"      // answered as asked
@@ -120,8 +121,10 @@ func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.stats
-	s.stats = Stats{InFlight: old.InFlight, Running: old.Running, Waiting: old.Waiting, Held: old.Held,
-		PeakInFlight: old.InFlight, PeakRunning: old.Running, Outcomes: map[Outcome]int64{}}
+	s.stats = Stats{
+		InFlight: old.InFlight, Running: old.Running, Waiting: old.Waiting, Held: old.Held,
+		PeakInFlight: old.InFlight, PeakRunning: old.Running, Outcomes: map[Outcome]int64{},
+	}
 	s.seq, s.ring = 0, make([]*Record, s.cfg.LogSize)
 	s.stored, s.order = map[string]*stored{}, nil
 }

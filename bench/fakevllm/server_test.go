@@ -351,7 +351,7 @@ func TestAbortedStreamsCountWhatWasGenerated(t *testing.T) {
 	}
 	defer resp.Body.Close() //nolint:errcheck // cut off on purpose
 	br := bufio.NewReader(resp.Body)
-	for seen := 0; seen < 12; seen++ { // the role and five tokens, each with an empty line
+	for range 12 { // the role and five tokens, each with an empty line
 		if _, err := br.ReadString('\n'); err != nil {
 			t.Fatal(err)
 		}
@@ -675,8 +675,17 @@ func TestAnswersTakeTheirTime(t *testing.T) {
 }
 
 func TestConfigRefusesWhatMakesNoSense(t *testing.T) {
-	for _, c := range []Config{{Slots: -1}, {CachedFraction: 1.5}, {TTFT: -1}, {Models: []string{""}}, {Faults: map[Fault]float64{"fire": 1}},
-		{Faults: map[Fault]float64{Cut: 2}}, {MaxBody: -1}, {DefaultOutput: maxOutput + 1}, {Dimensions: maxDims + 1}} {
+	for _, c := range []Config{
+		{Slots: -1},
+		{CachedFraction: 1.5},
+		{TTFT: -1},
+		{Models: []string{""}},
+		{Faults: map[Fault]float64{"fire": 1}},
+		{Faults: map[Fault]float64{Cut: 2}},
+		{MaxBody: -1},
+		{DefaultOutput: maxOutput + 1},
+		{Dimensions: maxDims + 1},
+	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("accepted %+v", c)
 		}

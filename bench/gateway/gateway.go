@@ -185,8 +185,10 @@ func (f *fleet) round(ctx context.Context, rep *Report, sc scenario, round int) 
 
 // measure loads one target once, after a short warm-up on the same connections.
 func (f *fleet) measure(ctx context.Context, t *target, sc scenario, round int) (Row, error) {
-	cfg := load.Config{URL: t.url + "/v1/chat/completions", Header: t.header, Rate: sc.rate, Poisson: true, Seed: uint64(round + 1),
-		Duration: f.cfg.Each, MaxInFlight: maxInFlight, Transport: t.transport, Body: chatBody}
+	cfg := load.Config{
+		URL: t.url + "/v1/chat/completions", Header: t.header, Rate: sc.rate, Poisson: true, Seed: uint64(round + 1),
+		Duration: f.cfg.Each, MaxInFlight: maxInFlight, Transport: t.transport, Body: chatBody,
+	}
 	switch {
 	case sc.stream && sc.rate > 0:
 		cfg.Body, cfg.End = pacedBody, "[DONE]"

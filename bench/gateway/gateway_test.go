@@ -34,8 +34,10 @@ func TestTwinsAreMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rep, err := Run(t.Context(), Config{Self: []string{exe}, Rounds: 2, Each: 100 * time.Millisecond, ChatRate: 100, StreamRate: 20, SlowRate: 50,
-		Parallel: 2, Held: 20, Log: t.Output()})
+	rep, err := Run(t.Context(), Config{
+		Self: []string{exe}, Rounds: 2, Each: 100 * time.Millisecond, ChatRate: 100, StreamRate: 20, SlowRate: 50,
+		Parallel: 2, Held: 20, Log: t.Output(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

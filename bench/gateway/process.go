@@ -44,8 +44,10 @@ func Child() (bool, error) {
 	case "":
 		return false, nil
 	case "upstream":
-		s, err := fakevllm.New(fakevllm.Config{Models: []string{model}, Slots: maxInFlight, LogSize: 64, RecordBody: -1, StallMax: 10 * time.Minute,
-			SlowToken: chunkGap})
+		s, err := fakevllm.New(fakevllm.Config{
+			Models: []string{model}, Slots: maxInFlight, LogSize: 64, RecordBody: -1, StallMax: 10 * time.Minute,
+			SlowToken: chunkGap,
+		})
 		if err != nil {
 			return true, err
 		}
@@ -180,8 +182,10 @@ func (f *fleet) add(name, url string, pid int) {
 	if name == litellm {
 		key = litellmKey
 	}
-	f.targets = append(f.targets, &target{name: name, url: url, pid: pid, transport: newTransport(),
-		header: http.Header{"Authorization": {"Bearer " + key}}})
+	f.targets = append(f.targets, &target{
+		name: name, url: url, pid: pid, transport: newTransport(),
+		header: http.Header{"Authorization": {"Bearer " + key}},
+	})
 }
 
 // own starts a helper of this package and returns where it listens.
@@ -282,8 +286,10 @@ tenants: [{name: dev, plan: bench}]
 	if err != nil {
 		return "", 0, err
 	}
-	argv := append([]string{f.cfg.Headgate, "serve", "--dev", "--config", config, "--policy", policy, "--listen", ports[0], "--admin-listen", ports[1],
-		"--data-dir", filepath.Join(f.dir, "data")}, f.cfg.HeadgateArgs...)
+	argv := append([]string{
+		f.cfg.Headgate, "serve", "--dev", "--config", config, "--policy", policy, "--listen", ports[0], "--admin-listen", ports[1],
+		"--data-dir", filepath.Join(f.dir, "data"),
+	}, f.cfg.HeadgateArgs...)
 	p, err := f.launch(headgate, argv, []string{envRole + "=", "HEADGATE_DEV_KEY=" + benchKey, "HEADGATE_ADMIN_TOKEN=bench-admin-token"}, nil)
 	if err != nil {
 		return "", 0, err

@@ -41,10 +41,12 @@ type Row struct {
 
 func newRow(sc, target string, round int, rate float64, cpu time.Duration, res *load.Result) Row {
 	us := func(h *hdrhistogram.Histogram, q float64) float64 { return float64(h.ValueAtQuantile(q)) / 1e3 }
-	r := Row{Scenario: sc, Target: target, Round: round + 1, Rate: rate, Arrivals: res.Arrivals, Dropped: res.Dropped, Good: res.Good,
+	r := Row{
+		Scenario: sc, Target: target, Round: round + 1, Rate: rate, Arrivals: res.Arrivals, Dropped: res.Dropped, Good: res.Good,
 		Failed: res.Arrivals - res.Dropped - res.Good, Throughput: res.Throughput(),
 		P50: us(res.Service, 50), P99: us(res.Service, 99), FirstP50: us(res.First, 50), FirstP99: us(res.First, 99),
-		GapP99: us(res.Gap, 99), LagP99: us(res.Lag, 99)}
+		GapP99: us(res.Gap, 99), LagP99: us(res.Lag, 99),
+	}
 	if r.Failed > 0 {
 		r.Errors = fmt.Sprintf("%v, status %v", res.Errors, res.Status)
 	}
@@ -186,11 +188,15 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	c := csv.NewWriter(w)
 	f := func(v float64) string { return strconv.FormatFloat(v, 'f', 1, 64) }
 	d := func(v int64) string { return strconv.FormatInt(v, 10) }
-	lines := [][]string{{"scenario", "target", "round", "rate", "arrivals", "dropped", "good", "failed", "throughput", "cpu_us", "p50_us", "p99_us",
-		"first_p50_us", "first_p99_us", "gap_p99_us", "lag_p99_us", "memory_bytes"}}
+	lines := [][]string{{
+		"scenario", "target", "round", "rate", "arrivals", "dropped", "good", "failed", "throughput", "cpu_us", "p50_us", "p99_us",
+		"first_p50_us", "first_p99_us", "gap_p99_us", "lag_p99_us", "memory_bytes",
+	}}
 	for _, x := range r.Rows {
-		lines = append(lines, []string{x.Scenario, x.Target, strconv.Itoa(x.Round), f(x.Rate), d(x.Arrivals), d(x.Dropped), d(x.Good), d(x.Failed), f(x.Throughput),
-			f(x.CPU), f(x.P50), f(x.P99), f(x.FirstP50), f(x.FirstP99), f(x.GapP99), f(x.LagP99), f(x.Memory)})
+		lines = append(lines, []string{
+			x.Scenario, x.Target, strconv.Itoa(x.Round), f(x.Rate), d(x.Arrivals), d(x.Dropped), d(x.Good), d(x.Failed), f(x.Throughput),
+			f(x.CPU), f(x.P50), f(x.P99), f(x.FirstP50), f(x.FirstP99), f(x.GapP99), f(x.LagP99), f(x.Memory),
+		})
 	}
 	return c.WriteAll(lines)
 }

@@ -130,11 +130,15 @@ func runWith(ctx context.Context, cfg Config, wait func(context.Context, time.Ti
 	r := &run{cfg: cfg, places: make(chan struct{}, cfg.MaxInFlight), wait: wait}
 	r.pool.New = func() any { return &scratch{buf: make([]byte, readSize)} }
 	histogram := func() *hdrhistogram.Histogram { return hdrhistogram.New(1000, int64(maxRecorded), 3) }
-	r.res = Result{Status: map[int]int64{}, Errors: map[string]int64{},
-		Latency: histogram(), Service: histogram(), First: histogram(), Gap: histogram(), Lag: histogram()}
+	r.res = Result{
+		Status: map[int]int64{}, Errors: map[string]int64{},
+		Latency: histogram(), Service: histogram(), First: histogram(), Gap: histogram(), Lag: histogram(),
+	}
 	if cfg.Transport == nil {
-		t := &http.Transport{MaxIdleConns: cfg.MaxInFlight, MaxIdleConnsPerHost: cfg.MaxInFlight,
-			IdleConnTimeout: time.Minute, DisableCompression: true, ReadBufferSize: readSize}
+		t := &http.Transport{
+			MaxIdleConns: cfg.MaxInFlight, MaxIdleConnsPerHost: cfg.MaxInFlight,
+			IdleConnTimeout: time.Minute, DisableCompression: true, ReadBufferSize: readSize,
+		}
 		defer t.CloseIdleConnections()
 		cfg.Transport = t
 	}

@@ -16,9 +16,8 @@ import (
 // contentCommand works on the prompts and answers that were kept: through a node, which
 // also reaches what it has not written yet, or on a folder without one.
 func contentCommand() *cobra.Command {
-	content := &cobra.Command{Use: "content", Short: "Export or erase the prompts and answers that were kept"}
-	content.AddCommand(contentVerb("export", "Print them as JSON lines", exportContent), contentVerb("erase", "Erase them", eraseContent))
-	return content
+	return group("content", "Export or erase the prompts and answers that were kept",
+		contentVerb("export", "Print them as JSON lines", exportContent), contentVerb("erase", "Erase them", eraseContent))
 }
 
 // contentCall is one call of either verb.

@@ -72,14 +72,12 @@ func demo(ctx context.Context, out io.Writer, cfg node.Config) error {
 	defer wg.Wait()
 	failed := make(chan error, 1)
 	err = serve(ctx, cfg, func(n *node.Node) {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			if err := proof(ctx, out, n); err != nil {
 				failed <- err
 				fmt.Fprintf(out, "the request failed: %v (Ctrl-C stops)\n", err)
 			}
-		}()
+		})
 	})
 	select {
 	case perr := <-failed:

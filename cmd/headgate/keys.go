@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,9 +90,9 @@ func deltaText(data string) (string, error) {
 	if chunk.Error != nil {
 		return "", errors.New(chunk.Error.Message)
 	}
-	text := ""
+	var text strings.Builder
 	for _, c := range chunk.Choices {
-		text += c.Delta.Content
+		text.WriteString(c.Delta.Content)
 	}
-	return text, nil
+	return text.String(), nil
 }

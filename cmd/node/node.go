@@ -208,13 +208,11 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	failed := make(chan error, 3)
 	start := func(f func() error) {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, context.Canceled) {
 				failed <- err
 			}
-		}()
+		})
 	}
 	start(func() error { return n.pool.Run(work) })
 	start(func() error { return n.front.Serve(n.frontLis) })

@@ -131,9 +131,7 @@ func soakLoad(seed uint64, client *http.Client, addr string, end time.Time) (ans
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for w := range 32 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, uint64(w)))
 			var n int64
 			for time.Now().Before(end) {
@@ -144,7 +142,7 @@ func soakLoad(seed uint64, client *http.Client, addr string, end time.Time) (ans
 			mu.Lock()
 			answered += n
 			mu.Unlock()
-		}()
+		})
 	}
 	wg.Wait()
 	return answered

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -289,7 +290,7 @@ func TestTornTailAfterACrash(t *testing.T) {
 	path := contentFiles(t, dir)[0]
 	whole, _ := os.ReadFile(path)
 	for _, torn := range []string{`{"time":"2026-05-03T12:00:00Z","tenant":"acme","user":"bo`, strings.Repeat("x", 200_000)} {
-		if err := os.WriteFile(path, append(whole[:len(whole):len(whole)], torn...), 0o600); err != nil {
+		if err := os.WriteFile(path, append(slices.Clip(whole), torn...), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := ids(export(t, inDir(dir), contentlog.Filter{})); got != "r1" {
@@ -303,7 +304,7 @@ func TestTornTailAfterACrash(t *testing.T) {
 		}
 	}
 	// An erasure of somebody else takes the torn line too: it may be anybody's.
-	if err := os.WriteFile(path, append(whole[:len(whole):len(whole)], `{"user":"ev`...), 0o600); err != nil {
+	if err := os.WriteFile(path, append(slices.Clip(whole), `{"user":"ev`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := contentlog.EraseDir(dir, contentlog.Filter{User: "eve"}); n != 0 || err != nil {
@@ -349,7 +350,9 @@ func TestRotationByTwoNodesInOneFolder(t *testing.T) {
 	next := [2]int{}
 	for _, r := range got {
 		var node, i int
-		fmt.Sscanf(r.RequestID, "%d-%d", &node, &i)
+		if _, err := fmt.Sscanf(r.RequestID, "%d-%d", &node, &i); err != nil {
+			t.Fatal(err)
+		}
 		if i != next[node] {
 			t.Fatalf("node %d: entry %d where %d is due", node, i, next[node])
 		}

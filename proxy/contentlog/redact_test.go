@@ -73,16 +73,24 @@ func TestRedactBodies(t *testing.T) {
 		{"not JSON", `{"a":"bob\u0040x.org`, false, `{"a":"[email]`},
 		{"cut", `{"a":"` + long + `bob@x.org ` + long + `4111 1111 11`, true, `{"a":"` + long + `[email] ` + (long + `4111 1111 11`)[:len(long)+12-holdBack] + cutLabel},
 		{"cut and short", `{"a":"4111 11`, true, cutLabel},
-		{"across frames", frames(delta(0, "I am bo"), delta(0, "b@x"), delta(0, ".org, bye")), false,
-			frames(delta(0, "I am [email]"), delta(0, ""), delta(0, ", bye"))},
-		{"across frames, two choices", frames(delta(0, "bob@"), delta(1, "4111 1111 "), delta(0, "x.org"), delta(1, "1111 1111")), false,
-			frames(delta(0, "[email]"), delta(1, "[card]"), delta(0, ""), delta(1, ""))},
-		{"across frames, escaped arguments", frames(`{"delta":"{\"a\":\"bob\\u0"}`, `{"delta":"040x.org\"}"}`), false,
-			frames(`{"delta":"{\"a\":\"[email]"}`, `{"delta":"\"}"}`)},
+		{
+			"across frames", frames(delta(0, "I am bo"), delta(0, "b@x"), delta(0, ".org, bye")), false,
+			frames(delta(0, "I am [email]"), delta(0, ""), delta(0, ", bye")),
+		},
+		{
+			"across frames, two choices", frames(delta(0, "bob@"), delta(1, "4111 1111 "), delta(0, "x.org"), delta(1, "1111 1111")), false,
+			frames(delta(0, "[email]"), delta(1, "[card]"), delta(0, ""), delta(1, "")),
+		},
+		{
+			"across frames, escaped arguments", frames(`{"delta":"{\"a\":\"bob\\u0"}`, `{"delta":"040x.org\"}"}`), false,
+			frames(`{"delta":"{\"a\":\"[email]"}`, `{"delta":"\"}"}`),
+		},
 		{"ids are not joined", frames(`{"id":"4111111"}`, `{"id":"111111111"}`), false, frames(`{"id":"4111111"}`, `{"id":"111111111"}`)},
 		{"other lines", ": a@b.io\r\nevent: x\r\ndata: a@b.io\r\ndata: [DONE]\r\n\r\n", false, ": [email]\r\nevent: x\r\ndata: [email]\r\ndata: [DONE]\r\n\r\n"},
-		{"a cut stream", frames(delta(0, "word "), delta(0, "4111 1111 ")) + `data: {"choi`, true,
-			frames(delta(0, cutLabel), delta(0, "")) + cutLabel},
+		{
+			"a cut stream", frames(delta(0, "word "), delta(0, "4111 1111 ")) + `data: {"choi`, true,
+			frames(delta(0, cutLabel), delta(0, "")) + cutLabel,
+		},
 	}
 	r := mustCompile(t, "email", "card", "secret.*")
 	for _, c := range cases {

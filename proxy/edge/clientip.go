@@ -3,6 +3,7 @@ package edge
 import (
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -20,8 +21,8 @@ func (c *Config) ClientIP(r *http.Request) netip.Addr {
 	}
 	hops := 0
 	lines := r.Header["X-Forwarded-For"]
-	for i := len(lines) - 1; i >= 0; i-- {
-		rest, more := lines[i], true
+	for _, line := range slices.Backward(lines) {
+		rest, more := line, true
 		for more {
 			if hops++; hops > maxForwarded {
 				return ip

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,7 +37,7 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	}
 	l, err := wrap(inner, cfg)
 	if err != nil {
-		inner.Close()
+		_ = inner.Close() // nobody has connected
 	}
 	return l, err
 }
@@ -82,7 +83,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		// which must not hold up Accept: its share is counted at the first use.
 		behind := l.cfg.ProxyProtocol && l.cfg.trusted(peer)
 		if !l.admit(!behind, peer) {
-			c.Close()
+			_ = c.Close() // nothing was read or written
 			continue
 		}
 		cc := &conn{Conn: c, l: l}
@@ -229,21 +230,21 @@ func (f *certFiles) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // load reads the files if they look different from last time.
 func (f *certFiles) load(now time.Time) error {
 	f.checked = now
-	seen := ""
+	var seen strings.Builder
 	for _, name := range []string{f.cert, f.key} {
 		fi, err := os.Stat(name)
 		if err != nil {
 			return err
 		}
-		seen += fmt.Sprintf("%d %d;", fi.ModTime().UnixNano(), fi.Size())
+		seen.WriteString(fmt.Sprintf("%d %d;", fi.ModTime().UnixNano(), fi.Size()))
 	}
-	if seen == f.seen {
+	if seen.String() == f.seen {
 		return nil
 	}
 	pair, err := tls.LoadX509KeyPair(f.cert, f.key)
 	if err != nil {
 		return fmt.Errorf("tls_cert: %s with %s: %w", f.cert, f.key, err)
 	}
-	f.current, f.seen = &pair, seen
+	f.current, f.seen = &pair, seen.String()
 	return nil
 }

@@ -3,6 +3,7 @@ package edge
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -52,7 +53,7 @@ func start(t *testing.T, cfg Config, h http.Handler) (addr string, srv *http.Ser
 	done := make(chan error)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
-		srv.Close()
+		_ = srv.Close()
 		<-done
 	})
 	return l.Addr().String(), srv
@@ -137,7 +138,9 @@ func startPipes(t *testing.T, cfg Config, h http.Handler) (p *pipes, stop func()
 		if err := Drain(ctx, srv); err != nil {
 			t.Error(err)
 		}
-		<-done
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	}
 }
 

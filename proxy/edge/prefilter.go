@@ -167,8 +167,10 @@ type table struct {
 }
 
 func newTable(n int, interval, burst int64) table {
-	return table{words: make([]atomic.Uint64, n), setMask: uint64(n/ways - 1),
-		interval: uint64(interval), depth: uint64(interval * burst)}
+	return table{
+		words: make([]atomic.Uint64, n), setMask: uint64(n/ways - 1),
+		interval: uint64(interval), depth: uint64(interval * burst),
+	}
 }
 
 // ahead is how far w's arrival time lies after now; 0 for a full bucket. What lies

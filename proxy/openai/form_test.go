@@ -83,8 +83,7 @@ func TestMeterMultipartRefuses(t *testing.T) {
 		"closing and more form": good + good,
 	} {
 		_, err := MeterMultipart(boundary, []byte(body))
-		var bad *InputError
-		if !errors.As(err, &bad) {
+		if _, ok := errors.AsType[*InputError](err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

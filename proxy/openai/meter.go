@@ -113,9 +113,9 @@ type meter struct {
 	depth int
 	err   *InputError
 
-	n, bestOf             int64
-	queries, queryBytes   int64
-	prompts, promptTokens int64
+	n, bestOf           int64
+	queries, queryBytes int64
+	prompts             int64
 }
 
 func (m *meter) fail(at int, field, problem string) int {

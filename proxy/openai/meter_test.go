@@ -53,21 +53,29 @@ func TestMeter(t *testing.T) {
 		{"messages", Chat, `{"messages":[{"role":"system","content":"ab"},{"role":"user","name":"bob","content":[{"type":"text","text":"cde"}]}]}`, want(func(r *Request) { r.InputBytes = 2 + 3 + 3 })},
 		{"decoded bytes count", Chat, `{"messages":[{"role":"user","content":"\u00fc\n\ud83d\ude00\u4f60\\"}]}`, want(func(r *Request) { r.InputBytes = 2 + 1 + 4 + 3 + 1 })},
 		{"a long role is text", Chat, `{"messages":[{"role":"` + strings.Repeat("r", 100) + `","content":""}]}`, want(func(r *Request) { r.InputBytes = 100 })},
-		{"tool calls", Chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c1","content":"x"}]}`,
+		{
+			"tool calls", Chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c1","content":"x"}]}`,
 			want(func(r *Request) {
 				r.InputBytes = int64(len("id"+"c1"+"type"+"function"+"function"+"name"+"f"+"arguments"+`{"a":1}`) + 1)
-			})},
-		{"tools are rendered whole", Chat, `{"tools":[{"type":"function","function":{"name":"f","parameters":{"image":{"enum":[1,22]}}}}]}`,
+			}),
+		},
+		{
+			"tools are rendered whole", Chat, `{"tools":[{"type":"function","function":{"name":"f","parameters":{"image":{"enum":[1,22]}}}}]}`,
 			want(func(r *Request) {
 				r.InputBytes = int64(len("type" + "function" + "function" + "name" + "f" + "parameters" + "image" + "enum" + "122"))
-			})},
-		{"image by data", Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"hi"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + payload + `","detail":"low"}}]}]}`,
-			want(func(r *Request) { r.InputBytes, r.Images = 2, 1 })},
+			}),
+		},
+		{
+			"image by data", Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"hi"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + payload + `","detail":"low"}}]}]}`,
+			want(func(r *Request) { r.InputBytes, r.Images = 2, 1 }),
+		},
 		{"payload before its type", Chat, `{"messages":[{"content":[{"image_url":{"url":"` + payload + `"},"type":"image_url"}],"role":"user"}]}`, want(func(r *Request) { r.Images = 1 })},
 		{"cached image", Chat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":null,"uuid":"u1"}]}]}`, want(func(r *Request) { r.Images = 1 })},
 		{"null members are no media", Chat, `{"messages":[{"role":"user","content":[{"type":"text","text":"x","image_url":null}]}]}`, want(func(r *Request) { r.InputBytes = 1 })},
-		{"audio and video", Chat, `{"messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"` + payload + `","format":"wav"}},{"type":"audio_url","audio_url":{"url":"x"}},{"type":"video_url","video_url":{"url":"x"}}]}]}`,
-			want(func(r *Request) { r.Audio, r.Video = 2, 1 })},
+		{
+			"audio and video", Chat, `{"messages":[{"role":"user","content":[{"type":"input_audio","input_audio":{"data":"` + payload + `","format":"wav"}},{"type":"audio_url","audio_url":{"url":"x"}},{"type":"video_url","video_url":{"url":"x"}}]}]}`,
+			want(func(r *Request) { r.Audio, r.Video = 2, 1 }),
+		},
 		{"the same bytes as text", Chat, `{"messages":[{"role":"system","content":"` + payload + `"}]}`, want(func(r *Request) { r.InputBytes = int64(len(payload)) })},
 		{"an image in a tool's schema is text", Chat, `{"tools":[{"image_url":"` + payload + `"}]}`, want(func(r *Request) { r.InputBytes = int64(len("image_url") + len(payload)) })},
 		{"unknown fields are text", Chat, `{"chat_template":"abc","new_field":{"x":["de"]}}`, want(func(r *Request) { r.InputBytes = 5 })},
@@ -81,18 +89,28 @@ func TestMeter(t *testing.T) {
 		{"classify", Pooling, `{"input":["a","b","c"]}`, want(func(r *Request) { r.InputBytes, r.Inputs = 3, 3 })},
 		{"detokenize", Detokenize, `{"tokens":[1,2,3]}`, want(func(r *Request) { r.InputTokens = 3 })},
 		{"prompt embeddings", Completion, `{"prompt_embeds":["` + strings.Repeat("A", 4096) + `"]}`, want(func(r *Request) { r.InputTokens, r.Inputs = 5, 1 })},
-		{"response", Response, `{"input":"abc","instructions":"de","max_output_tokens":9,"previous_response_id":"resp_1","background":true}`,
+		{
+			"response", Response, `{"input":"abc","instructions":"de","max_output_tokens":9,"previous_response_id":"resp_1","background":true}`,
 			want(func(r *Request) {
 				r.InputBytes, r.MaxOutput, r.PreviousResponseID, r.Background = 5, 9, "resp_1", true
-			})},
-		{"response items", Response, `{"input":[{"role":"user","content":[{"type":"input_text","text":"ab"},{"type":"input_image","image_url":"data:` + payload + `"}]},{"type":"function_call_output","call_id":"c","output":"cd"},{"type":"computer_call_output","output":{"type":"computer_screenshot","image_url":"` + payload + `"}}]}`,
-			want(func(r *Request) { r.InputBytes, r.Images = 4, 2 })},
-		{"anthropic", Message, `{"max_tokens":5,"system":[{"type":"text","text":"ab","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + payload + `"}},{"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"cd"},{"type":"image","source":{"data":"` + payload + `","type":"base64"}}]}]}]}`,
-			want(func(r *Request) { r.MaxOutput, r.InputBytes, r.Images = 5, 4, 2 })},
-		{"anthropic documents", Message, `{"messages":[{"role":"user","content":[{"type":"document","source":{"data":"abc","type":"text","media_type":"text/plain"}},{"type":"document","source":{"type":"url","url":"http://x"}},{"type":"document","source":{"type":"content","content":[{"type":"text","text":"de"}]}}]}]}`,
-			want(func(r *Request) { r.InputBytes, r.Images = 5, 1 })},
-		{"anthropic tool input is text", Message, `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"image":"abc"}}]}]}`,
-			want(func(r *Request) { r.InputBytes = int64(len("f" + "image" + "abc")) })},
+			}),
+		},
+		{
+			"response items", Response, `{"input":[{"role":"user","content":[{"type":"input_text","text":"ab"},{"type":"input_image","image_url":"data:` + payload + `"}]},{"type":"function_call_output","call_id":"c","output":"cd"},{"type":"computer_call_output","output":{"type":"computer_screenshot","image_url":"` + payload + `"}}]}`,
+			want(func(r *Request) { r.InputBytes, r.Images = 4, 2 }),
+		},
+		{
+			"anthropic", Message, `{"max_tokens":5,"system":[{"type":"text","text":"ab","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + payload + `"}},{"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"cd"},{"type":"image","source":{"data":"` + payload + `","type":"base64"}}]}]}]}`,
+			want(func(r *Request) { r.MaxOutput, r.InputBytes, r.Images = 5, 4, 2 }),
+		},
+		{
+			"anthropic documents", Message, `{"messages":[{"role":"user","content":[{"type":"document","source":{"data":"abc","type":"text","media_type":"text/plain"}},{"type":"document","source":{"type":"url","url":"http://x"}},{"type":"document","source":{"type":"content","content":[{"type":"text","text":"de"}]}}]}]}`,
+			want(func(r *Request) { r.InputBytes, r.Images = 5, 1 }),
+		},
+		{
+			"anthropic tool input is text", Message, `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":{"image":"abc"}}]}]}`,
+			want(func(r *Request) { r.InputBytes = int64(len("f" + "image" + "abc")) }),
+		},
 		{"32,769 bytes are nothing special", Chat, `{"messages":[{"role":"user","content":"` + strings.Repeat("a", 32769) + `"}]}`, want(func(r *Request) { r.InputBytes = 32769 })},
 	} {
 		t.Run(c.name, func(t *testing.T) {

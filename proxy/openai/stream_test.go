@@ -152,14 +152,18 @@ func TestStream(t *testing.T) {
 		{name: "done without a line end", in: chunk("a") + "data: [DONE]", want: result{generated: 1, complete: true, lasts: 1}},
 		{name: "cut in the middle of a frame", in: chunk("a") + chunk("b")[:60], want: result{generated: 1}},
 		{name: "cut after 40", in: strings.Repeat(chunk("a"), 40), want: result{generated: 40}},
-		{name: "usage on every chunk: the last one counts", in: strings.ReplaceAll(chunk("a"), `"logprobs"`, `"x":1,"logprobs"`) + strings.ReplaceAll(chunk("b"), `]}`+"\n", `],"usage":{"prompt_tokens":9,"completion_tokens":2}}`+"\n"),
-			want: result{generated: 2, usage: Usage{Input: 9, Output: 2, Known: true}}},
+		{
+			name: "usage on every chunk: the last one counts", in: strings.ReplaceAll(chunk("a"), `"logprobs"`, `"x":1,"logprobs"`) + strings.ReplaceAll(chunk("b"), `]}`+"\n", `],"usage":{"prompt_tokens":9,"completion_tokens":2}}`+"\n"),
+			want: result{generated: 2, usage: Usage{Input: 9, Output: 2, Known: true}},
+		},
 		{name: "usage beside choices is not hidden", in: strings.Replace(usageChunk, "[]", `[{"index":0,"delta":{}}]`, 1), want: result{usage: usage}},
 		{name: "a usage that lies is not believed", in: usageChunk + strings.Replace(usageChunk, "9", "-9", 1) + strings.Replace(usageChunk, "9", "9e99", 1), shown: "\x00", want: result{usage: usage}},
 		{name: "null usage", in: strings.Replace(chunk("a"), `"created"`, `"usage":null,"created"`, 1), want: result{generated: 1}},
 		{name: "the word usage as an answer", in: chunk("usage") + chunk(`\"usage\":{\"prompt_tokens\":1}`), want: result{generated: 2}},
-		{name: "error, then done", in: chunk("a") + `data: {"error": {"message": "out of memory", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n" + done,
-			want: result{generated: 1, lasts: 1, failure: Failure{"out of memory", "InternalServerError", "500"}}},
+		{
+			name: "error, then done", in: chunk("a") + `data: {"error": {"message": "out of memory", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n" + done,
+			want: result{generated: 1, lasts: 1, failure: Failure{"out of memory", "InternalServerError", "500"}},
+		},
 		{name: "error of old", in: `data: {"object":"error","message":"bad","type":"BadRequestError","code":400}` + "\n\n", want: result{failure: Failure{"bad", "BadRequestError", "400"}}},
 		{name: "error as a string", in: `data: {"error":"gone"}` + "\n\n", want: result{failure: Failure{Message: "gone"}}},
 		{name: "empty deltas are none", in: chunk("") + strings.Replace(chunk("x"), `"content":"x"`, `"role":"assistant","content":null,"tool_calls":[]`, 1), want: result{}},
@@ -175,8 +179,10 @@ func TestStream(t *testing.T) {
 		{name: "anthropic error", kind: Message, in: "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n", want: result{failure: Failure{"Overloaded", "overloaded_error", ""}}},
 		{name: "response failed", kind: Response, in: "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"id\":\"resp_1\",\"status\":\"failed\",\"error\":{\"code\":\"server_error\",\"message\":\"x\"}}}\n\n", want: result{lasts: 1, id: "resp_1", failure: Failure{"x", "", "server_error"}}},
 		{name: "response failed without a word", kind: Response, in: "data: {\"type\":\"response.failed\",\"response\":{\"id\":\"resp_1\",\"error\":null}}\n\n", want: result{lasts: 1, id: "resp_1", failure: Failure{"the response failed", "response.failed", ""}}},
-		{name: "response incomplete is an end", kind: Response, in: "data: {\"type\":\"response.incomplete\",\"response\":{\"id\":\"resp_1\",\"usage\":{\"input_tokens\":5,\"input_tokens_details\":{\"cached_tokens\":2},\"output_tokens\":3,\"output_tokens_details\":{\"reasoning_tokens\":1}}}}\n\n",
-			want: result{lasts: 1, complete: true, id: "resp_1", usage: Usage{Input: 5, CachedInput: 2, Output: 3, Reasoning: 1, Known: true}}},
+		{
+			name: "response incomplete is an end", kind: Response, in: "data: {\"type\":\"response.incomplete\",\"response\":{\"id\":\"resp_1\",\"usage\":{\"input_tokens\":5,\"input_tokens_details\":{\"cached_tokens\":2},\"output_tokens\":3,\"output_tokens_details\":{\"reasoning_tokens\":1}}}}\n\n",
+			want: result{lasts: 1, complete: true, id: "resp_1", usage: Usage{Input: 5, CachedInput: 2, Output: 3, Reasoning: 1, Known: true}},
+		},
 		{name: "response error event", kind: Response, in: "data: {\"type\":\"error\",\"code\":\"c\",\"message\":\"m\",\"param\":null}\n\n", want: result{failure: Failure{"m", "error", "c"}}},
 		{name: "response arguments", kind: Response, in: "data: {\"type\":\"response.function_call_arguments.delta\",\"delta\":\"{\"}\n\ndata: {\"type\":\"response.function_call_arguments.done\",\"arguments\":\"{}\"}\n\n", want: result{generated: 1}},
 		{name: "transcription", kind: Audio, in: strings.ReplaceAll(chunk("a")+usageChunk, "chat.completion.chunk", "transcription.chunk") + done, shown: strings.ReplaceAll(chunk("a"), "chat.completion.chunk", "transcription.chunk") + done, want: result{generated: 1, lasts: 1, complete: true, usage: usage}},
@@ -235,10 +241,14 @@ func TestStreamLongFrames(t *testing.T) {
 	}{
 		{"a line without end", Chat, "data: " + long + long, result{}},
 		{"a long chunk", Chat, chunk("a") + chunk(long) + chunk("b") + done, result{generated: 2, lasts: 1, complete: true}},
-		{"a long response", Response, "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"output\":[{\"type\":\"message\",\"content\":\"" + long + "\"}],\"usage\":{\"input_tokens\":5,\"output_tokens\":3}}}\n\n",
-			result{lasts: 1, complete: true, id: "resp_1", usage: Usage{Input: 5, Output: 3, Known: true}}},
-		{"a long failure", Response, "data: {\"response\":{\"id\":\"resp_1\",\"x\":\"" + long + "\",\"error\":{\"message\":\"m\"}},\"type\":\"response.failed\"}\n\n",
-			result{lasts: 1, id: "resp_1", failure: Failure{Message: "m"}}},
+		{
+			"a long response", Response, "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"output\":[{\"type\":\"message\",\"content\":\"" + long + "\"}],\"usage\":{\"input_tokens\":5,\"output_tokens\":3}}}\n\n",
+			result{lasts: 1, complete: true, id: "resp_1", usage: Usage{Input: 5, Output: 3, Known: true}},
+		},
+		{
+			"a long failure", Response, "data: {\"response\":{\"id\":\"resp_1\",\"x\":\"" + long + "\",\"error\":{\"message\":\"m\"}},\"type\":\"response.failed\"}\n\n",
+			result{lasts: 1, id: "resp_1", failure: Failure{Message: "m"}},
+		},
 		{"exactly MaxFrame", Chat, "data: " + long[:MaxFrame-8] + "\n\n" + done, result{lasts: 1, complete: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

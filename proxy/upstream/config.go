@@ -75,9 +75,12 @@ func (c Config) Validate() error {
 		name string
 		v    time.Duration
 	}{
-		{"dial_timeout", c.DialTimeout}, {"response_header_timeout", c.ResponseHeaderTimeout},
-		{"idle_conn_timeout", c.IdleConnTimeout}, {"health_interval", c.HealthInterval},
-		{"health_timeout", c.HealthTimeout}, {"resolve_interval", c.ResolveInterval},
+		{"dial_timeout", c.DialTimeout},
+		{"response_header_timeout", c.ResponseHeaderTimeout},
+		{"idle_conn_timeout", c.IdleConnTimeout},
+		{"health_interval", c.HealthInterval},
+		{"health_timeout", c.HealthTimeout},
+		{"resolve_interval", c.ResolveInterval},
 	} {
 		if d.v < 0 {
 			return fmt.Errorf("%s: %v is negative; give a duration such as 2s, or leave it out", d.name, d.v)

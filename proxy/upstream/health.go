@@ -121,7 +121,7 @@ func (p *Pool) get(ctx context.Context, b *backend, cfg *Backend, url string, li
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode > 299:

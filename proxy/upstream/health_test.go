@@ -21,8 +21,10 @@ func pass(d time.Duration) {
 func TestHealthFollowsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := newTestPool(t, Config{Transport: f.transport, HealthInterval: 5 * time.Second,
-			Backends: []Backend{{Name: "a", URL: "http://a", HealthPath: "/ping"}}})
+		p := newTestPool(t, Config{
+			Transport: f.transport, HealthInterval: 5 * time.Second,
+			Backends: []Backend{{Name: "a", URL: "http://a", HealthPath: "/ping"}},
+		})
 		defer serve(t, p)()
 		synctest.Wait()
 		if got := states(p); got != "a=up" || f.count("a:80/ping") != 1 {
@@ -60,8 +62,10 @@ func TestHealthFollowsProbes(t *testing.T) {
 func TestThreeFailedDialsTakeABackendDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
-		p := newTestPool(t, Config{Transport: f.transport, HealthInterval: time.Hour,
-			Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		p := newTestPool(t, Config{
+			Transport: f.transport, HealthInterval: time.Hour,
+			Backends: []Backend{{Name: "a", URL: "http://a"}},
+		})
 		defer serve(t, p)()
 		synctest.Wait()
 		f.set("a:80", true)
@@ -121,8 +125,10 @@ func TestDNSNameBecomesEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, dns := newFleet(), &names{}
 		dns.set(nil, "10.0.0.2", "10.0.0.1", "::ffff:10.0.0.1", "fd00::1")
-		p := newTestPool(t, Config{Transport: f.transport, Resolver: dns, ResolveInterval: 10 * time.Second,
-			Backends: []Backend{{Name: "svc", URL: "dns://vllm:8000/base", Slots: 1}}})
+		p := newTestPool(t, Config{
+			Transport: f.transport, Resolver: dns, ResolveInterval: 10 * time.Second,
+			Backends: []Backend{{Name: "svc", URL: "dns://vllm:8000/base", Slots: 1}},
+		})
 		if got := states(p); got != "svc=down" {
 			t.Fatalf("before the look-up: %s", got)
 		}

@@ -314,8 +314,10 @@ func (p *Pool) Status() []BackendStatus {
 			out = append(out, e.status())
 		}
 		if len(b.endpoints) == 0 {
-			out = append(out, BackendStatus{Name: b.cfg.Name, Endpoint: b.cfg.Name, URL: b.cfg.URL,
-				State: Down, Slots: b.cfg.Slots, LastError: "the name has no address yet"})
+			out = append(out, BackendStatus{
+				Name: b.cfg.Name, Endpoint: b.cfg.Name, URL: b.cfg.URL,
+				State: Down, Slots: b.cfg.Slots, LastError: "the name has no address yet",
+			})
 		}
 	}
 	for _, e := range p.draining {
@@ -327,8 +329,10 @@ func (p *Pool) Status() []BackendStatus {
 func (e *endpoint) status() BackendStatus {
 	u := *e.b.base
 	u.Host = e.host
-	return BackendStatus{Name: e.b.cfg.Name, Endpoint: e.id, URL: u.String(), State: e.state, Draining: e.gone,
-		InFlight: e.inFlight, Slots: e.b.cfg.Slots, LastError: e.lastError}
+	return BackendStatus{
+		Name: e.b.cfg.Name, Endpoint: e.id, URL: u.String(), State: e.state, Draining: e.gone,
+		InFlight: e.inFlight, Slots: e.b.cfg.Slots, LastError: e.lastError,
+	}
 }
 
 // Up counts the endpoints that are up.

@@ -55,7 +55,8 @@ func TestConfigNamesFieldAndRemedy(t *testing.T) {
 
 func TestURLJoinsBasePath(t *testing.T) {
 	p := newTestPool(t, Config{Backends: []Backend{
-		{Name: "a", URL: "http://h:8000/pre fix/"}, {Name: "b", URL: "https://h"}, {Name: "c", URL: "http://[::1]:80"}}})
+		{Name: "a", URL: "http://h:8000/pre fix/"}, {Name: "b", URL: "https://h"}, {Name: "c", URL: "http://[::1]:80"},
+	}})
 	for name, want := range map[string]string{
 		"a": "http://h:8000/pre%20fix/v1/models", "b": "https://h:443/v1/models", "c": "http://[::1]:80/v1/models",
 	} {
@@ -169,8 +170,10 @@ func TestSlotsNeverLeak(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"set": func(t *rapid.T) {
 				name := rapid.SampledFrom(all).Draw(t, "name")
-				policy[name] = Backend{Name: name, Slots: rapid.IntRange(0, 3).Draw(t, "slots"),
-					URL: fmt.Sprintf("http://%s%d:1", name, rapid.IntRange(0, 1).Draw(t, "host"))}
+				policy[name] = Backend{
+					Name: name, Slots: rapid.IntRange(0, 3).Draw(t, "slots"),
+					URL: fmt.Sprintf("http://%s%d:1", name, rapid.IntRange(0, 1).Draw(t, "host")),
+				}
 				update()
 			},
 			"remove": func(t *rapid.T) {

@@ -248,7 +248,8 @@ func TestAuthorizationIsTheBackends(t *testing.T) {
 	}))
 	defer srv.Close()
 	p := newTestPool(t, Config{Backends: []Backend{
-		{Name: "with", URL: srv.URL + "/base", APIKey: "secret"}, {Name: "without", URL: srv.URL}}})
+		{Name: "with", URL: srv.URL + "/base", APIKey: "secret"}, {Name: "without", URL: srv.URL},
+	}})
 	for name, want := range map[string]string{"with": "Bearer secret||/base/v1/x", "without": "||/v1/x"} {
 		s, err := p.Acquire([]string{name}, nil)
 		if err != nil {
@@ -281,8 +282,10 @@ func newAuthority(t *testing.T) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -297,8 +300,10 @@ func (a *authority) issue(t *testing.T, name string) (certPEM, keyPEM []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
 	if err != nil {
 		t.Fatal(err)
@@ -335,8 +340,10 @@ func TestOwnCAAndClientCertificateAreReloaded(t *testing.T) {
 	defer srv.Close()
 
 	cert, key := ca.issue(t, "gateway-1")
-	b := Backend{Name: "tls", URL: srv.URL, ServerName: "vllm.internal",
-		CAFile: file("ca.pem", ca.pem), CertFile: file("cert.pem", cert), KeyFile: file("key.pem", key)}
+	b := Backend{
+		Name: "tls", URL: srv.URL, ServerName: "vllm.internal",
+		CAFile: file("ca.pem", ca.pem), CertFile: file("cert.pem", cert), KeyFile: file("key.pem", key),
+	}
 	p := newTestPool(t, Config{Backends: []Backend{b}})
 	s, err := p.Acquire([]string{"tls"}, nil)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -71,19 +72,19 @@ func (t *transport) reload() (changed bool, err error) {
 // fingerprint changes when a file is replaced, also through a symbolic link, as
 // mounted secrets are.
 func (t *transport) fingerprint() string {
-	var s string
+	var s strings.Builder
 	for _, f := range []string{t.cfg.CAFile, t.cfg.CertFile, t.cfg.KeyFile} {
 		if f == "" {
 			continue
 		}
 		fi, err := os.Stat(f)
 		if err != nil {
-			s += "-;"
+			s.WriteString("-;")
 			continue
 		}
-		s += fmt.Sprintf("%d %d;", fi.ModTime().UnixNano(), fi.Size())
+		s.WriteString(fmt.Sprintf("%d %d;", fi.ModTime().UnixNano(), fi.Size()))
 	}
-	return s
+	return s.String()
 }
 
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
