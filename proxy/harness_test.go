@@ -181,7 +181,7 @@ func (w *world) serve(cfg edge.Config) {
 		w.settled()
 		w.client.CloseIdleConnections()
 		_ = srv.Close() // only of this test's connections
-		<-done
+		_ = <-done
 		w.pool.Close()
 		w.upstream.Close()
 	})

@@ -54,7 +54,7 @@ func start(t *testing.T, cfg Config, h http.Handler) (addr string, srv *http.Ser
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
 		_ = srv.Close()
-		<-done
+		_ = <-done
 	})
 	return l.Addr().String(), srv
 }
