@@ -19,6 +19,9 @@ type Snapshot struct {
 	// for concurrent use, compares in constant time and returns revoked and expired
 	// callers too, which authenticate tells apart from unknown ones.
 	Lookup func(hash [32]byte) (*Caller, bool)
+	// CheckKey says what is wrong with the form of a key that Lookup does not find, nil if
+	// nothing is; its error must not hold the key. It may be nil.
+	CheckKey func(key string) error
 	// Models by public name; aliases point to the same Model.
 	Models map[string]*Model
 	// ModelNames in the policy's order, for listings and for requests that name none.

@@ -238,7 +238,7 @@ func (x *exchange) authenticate() error {
 	c, ok := x.snap.Lookup(sha256.Sum256([]byte(x.credential)))
 	switch {
 	case !ok:
-		return unauthorized("invalid_api_key", "this API key is not known; check it for typing errors or ask for a new one")
+		return x.unknownKey()
 	case c.Revoked:
 		return unauthorized("key_revoked", "this API key was revoked; ask for a new one")
 	case !c.Expires.IsZero() && !x.start.Before(c.Expires):
@@ -249,6 +249,16 @@ func (x *exchange) authenticate() error {
 	x.caller = c
 	c.LastUsed.Store(x.start.Unix())
 	return nil
+}
+
+// unknownKey tells a mistyped key from one that does not exist.
+func (x *exchange) unknownKey() error {
+	if x.snap.CheckKey != nil {
+		if err := x.snap.CheckKey(x.credential); err != nil {
+			return unauthorized("invalid_api_key", "this API key is not known: "+err.Error())
+		}
+	}
+	return unauthorized("invalid_api_key", "this API key is not known; ask for a new one")
 }
 
 // identify reads what a client may say of itself, as far as its key lets it.

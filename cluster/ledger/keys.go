@@ -56,13 +56,4 @@ func CheckFormat(secret string) error {
 	return nil
 }
 
-// DisplayKey shows enough of a key to recognise it and too little to use it: of a
-// development key, which may be short, nothing.
-func DisplayKey(secret string) string {
-	if CheckFormat(secret) != nil {
-		return "…"
-	}
-	return secret[:len(livePrefix)+4] + "…" + secret[len(secret)-4:]
-}
-
 func checksum(s string) string { return fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(s))) }

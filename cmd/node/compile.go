@@ -49,7 +49,7 @@ type compiler struct {
 }
 
 func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
-	s := &proxy.Snapshot{Revision: ix.Revision, Models: map[string]*proxy.Model{}}
+	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}}
 	for i := range ix.Policy.Models {
 		m := model(&ix.Policy.Models[i])
 		s.Models[m.Name] = m
