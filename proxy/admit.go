@@ -94,7 +94,9 @@ func (x *exchange) take() error {
 	r := &x.res
 	var waited time.Duration
 	for {
-		i := x.p.cfg.Limits.Take(x.p.Now(), r.charges[:r.n], r.decisions[:r.n])
+		now := x.p.Now()
+		i := x.p.cfg.Limits.Take(now, r.charges[:r.n], r.decisions[:r.n])
+		x.p.met.decided.Observe(time.Duration(x.p.Now() - now).Seconds())
 		if i == -1 {
 			r.open, r.refusedModel = true, false
 			x.p.met.admitted(x)

@@ -15,6 +15,7 @@ import (
 type metrics struct {
 	requests    *prometheus.CounterVec
 	decisions   *prometheus.CounterVec
+	decided     prometheus.Histogram
 	tokens      *prometheus.CounterVec
 	seconds     *prometheus.HistogramVec
 	ttft        *prometheus.HistogramVec
@@ -34,6 +35,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
 		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
+		decided:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "headgate_decision_seconds", Help: "One decision over all limits of a request, without waiting.", Buckets: prometheus.ExponentialBuckets(1e-7, 4, 12)}),
 		tokens:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_tokens_total", Help: "Tokens by kind and model. Once nothing is in flight, reserved - refunded + debt = settled."}, []string{"kind", "model"}),
 		seconds:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_request_seconds", Help: "From the request's head to its end, by path (upstream, local, refused).", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 20)}, []string{"path"}),
 		ttft:        prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_ttft_seconds", Help: "From the request's head to the first byte of the answer.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 16)}, []string{"model"}),
@@ -43,7 +45,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		implausible: prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_usage_implausible_total", Help: "Answers whose reported usage could not be true and was not believed."}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
