@@ -597,6 +597,26 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// TestDemo is what make run shows: one answer through a node, and how to get another.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), headgate(t), "demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+	cmd.Dir, cmd.Env = t.TempDir(), cleanEnv()
+	var out output
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the answer", func() bool { return strings.Contains(out.String(), "Ctrl-C stops all.") })
+	contains(t, out.String(), "simulated vLLM: http://", "gateway:        http://", "API key (shown once): hg_test_", "curl -N http://", "Tokens left this minute: ")
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
 // TestLooking: what an operator can ask a node, for people and for programs.
 func TestLooking(t *testing.T) {
 	t.Parallel()
