@@ -62,7 +62,7 @@ func (x *exchange) estimate() {
 	if !x.route.metered {
 		return
 	}
-	r.inTokens = x.p.est.input(x.model, &x.in)
+	r.inTokens = x.p.est.input(x.caller.Tenant, x.model, &x.in) + x.earlier
 	if x.route.generate {
 		r.outTokens = x.p.est.output(x.caller.KeyID, x.model, &x.in, r.inTokens)
 	}
@@ -74,7 +74,7 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 	r := &x.res
 	r.n = 0
 	if x.user == "" {
-		x.user = "key:" + x.caller.KeyID
+		x.user = keyUser + x.caller.KeyID
 	}
 	for i := range x.caller.Limits {
 		l := &x.caller.Limits[i]
@@ -103,11 +103,11 @@ func (x *exchange) take() error {
 			return nil
 		}
 		if i < 0 {
-			return newError(http.StatusServiceUnavailable, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)
+			return newError(http.StatusTooManyRequests, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)
 		}
 		l, d := r.limits[i], r.decisions[i]
 		r.refusedModel = l.Scope&ScopeModel != 0
-		if d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited || l.Wait == 0 {
+		if !r.mayWait(waited) {
 			x.p.met.refused(l)
 			return errLimit(l, d, r.charges[i].Cost)
 		}
@@ -116,6 +116,16 @@ func (x *exchange) take() error {
 		}
 		waited += d.RetryAfter
 	}
+}
+
+// mayWait: every limit that refuses says that the request may be held until it conforms.
+func (r *reservation) mayWait(waited time.Duration) bool {
+	for i, l := range r.limits[:r.n] {
+		if d := &r.decisions[i]; !d.Admitted && !l.Shadow && (l.Wait == 0 || d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited) {
+			return false
+		}
+	}
+	return true
 }
 
 // hold waits d. The number of those who wait at once is bounded.

@@ -32,8 +32,6 @@ type Snapshot struct {
 type Caller struct {
 	KeyID, Tenant string
 	User          string // bound to the key; "" leaves the key itself as the user
-	Plan          string
-	Tier          int
 	Class         Class
 
 	Revoked   bool
@@ -207,7 +205,7 @@ func (l *Limit) key(x *exchange) limiter.Key {
 func (u Unit) cost(inTokens, outTokens, nanoUSD int64) int64 {
 	switch u {
 	case Tokens:
-		return inTokens + outTokens
+		return min(inTokens+outTokens, limiter.MaxUnits)
 	case InputTokens:
 		return inTokens
 	case OutputTokens:

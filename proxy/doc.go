@@ -28,12 +28,13 @@
 //   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
 //     where it is an alias, include_usage of a stream, and the one chunk that it adds.
 //   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
-//     ownersKept, answersPerShard, maxTenantLabels, holdBody, openai.MaxFrame.
+//     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame.
 //   - No prompt, answer or key is ever in a log line or a metric.
 //
 // # What a request is charged
 //
-// The estimate is the input by the model's learned bytes per token, and for the answer the
+// The estimate is the input by the bytes per token that the tenant's own requests to the
+// model have taught, and for the answer the
 // smallest of its cap, of what the context leaves, and of the 90th percentile of this
 // key's last answers from the model once there are lengthsNeeded; the model's default only
 // where there is neither cap nor history. (The smallest of all three, default included,

@@ -124,7 +124,9 @@ func asError(err error) *Error {
 	case errors.Is(err, edge.ErrTruncated):
 		return malformed(http.StatusBadRequest, "", "the body ended before its Content-Length or its last chunk")
 	case errors.Is(err, upstream.ErrNoBackend):
-		return newError(http.StatusServiceUnavailable, "no_backend", "no backend of this model is up; try again shortly").retry(2 * time.Second)
+		e := newError(http.StatusServiceUnavailable, "no_backend", "no backend of this model is up; try again shortly").retry(2 * time.Second)
+		e.err = err
+		return e
 	case errors.Is(err, upstream.ErrSaturated):
 		return newError(http.StatusTooManyRequests, "over_capacity", "the fleet is at capacity; this is not your quota").retry(time.Second)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -4,31 +4,37 @@ import (
 	"slices"
 	"sync"
 
+	"headgate/limiter"
 	"headgate/proxy/openai"
 )
 
 // estimator learns, from the upstream's own usage, how many bytes make a token and how
 // long a caller's answers are. It is safe for concurrent use and bounded.
 type estimator struct {
-	mu      sync.Mutex
-	models  map[string]*ratio // of inputs; as many as there are models
-	answers map[string]*ratio // of answers; likewise
+	mu    sync.Mutex
+	texts map[string]*ratio // of answers; as many as there are models
 
-	shards [estimatorShards]struct {
-		mu      sync.Mutex
-		answers map[answerKey]*lengths
-	}
+	shards [estimatorShards]estimatorShard
+}
+
+// estimatorShard holds what is learnt of some callers.
+type estimatorShard struct {
+	mu      sync.Mutex
+	inputs  map[callerModel]*ratio // by tenant: none can bend another's
+	answers map[callerModel]*lengths
 }
 
 const (
 	estimatorShards = 64
-	answersPerShard = 1024 // callers × models remembered in each shard
+	callersPerShard = 1024 // callers × models remembered in each shard
 	lengthsKept     = 64   // answers remembered of each
 	lengthsNeeded   = 20   // answers before the percentile counts
 
 	defaultBytesPerToken = 4000 // thousandths
 	ratioWeight          = 1000 // tokens that the starting ratio is worth
 	ratioHorizon         = 1 << 20
+	learnBytes           = 256 // of input at least: of a short one the chat template is most
+	ratioRange           = 4   // times above or below where it started
 
 	defaultImageTokens  = 1024
 	defaultAudioTokens  = 1500
@@ -36,7 +42,8 @@ const (
 	defaultOutputTokens = 512
 )
 
-type answerKey struct{ key, model string }
+// callerModel is a key or a tenant, and a model.
+type callerModel struct{ caller, model string }
 
 // ratio is Σ bytes / Σ tokens over the recent past.
 type ratio struct{ bytes, tokens int64 }
@@ -49,19 +56,27 @@ type lengths struct {
 }
 
 func newEstimator() *estimator {
-	e := &estimator{models: map[string]*ratio{}, answers: map[string]*ratio{}}
+	e := &estimator{texts: map[string]*ratio{}}
 	for i := range e.shards {
-		e.shards[i].answers = map[answerKey]*lengths{}
+		e.shards[i].inputs, e.shards[i].answers = map[callerModel]*ratio{}, map[callerModel]*lengths{}
 	}
 	return e
 }
 
 // input is how many tokens the request's input is likely to be.
-func (e *estimator) input(m *Model, in *openai.Request) int64 {
-	e.mu.Lock()
-	r := e.ratio(m)
+func (e *estimator) input(tenant string, m *Model, in *openai.Request) int64 {
+	k := callerModel{tenant, m.Name}
+	s := e.shard(k)
+	s.mu.Lock()
+	r := startRatio(m)
+	if known := s.inputs[k]; known != nil {
+		r = *known
+	}
+	s.mu.Unlock()
 	bytes, tokens := r.bytes, r.tokens
-	e.mu.Unlock()
+	// Whoever feeds it nonsense may not bend his own by more than ratioRange either.
+	start := orDefault(m.BytesPerToken, defaultBytesPerToken)
+	bytes = min(max(bytes, tokens*start/(1000*ratioRange)), tokens*start*ratioRange/1000)
 	// In thousandths of bytes the product of a 100 MB body and 2^21 tokens fits.
 	n := in.InputTokens + ceilDiv(in.InputBytes*tokens, max(bytes, 1))
 	n += int64(in.Images+videoImages*in.Video) * orDefault(m.ImageTokens, defaultImageTokens)
@@ -74,45 +89,66 @@ func (e *estimator) input(m *Model, in *openai.Request) int64 {
 // the smallest; without a cap and without a history, the model's default.
 func (e *estimator) output(key string, m *Model, in *openai.Request, inTokens int64) int64 {
 	limit := in.MaxOutput
-	p90, known := e.percentile(answerKey{key, m.Name})
+	p90, known := e.percentile(callerModel{key, m.Name})
+	known = known && !in.Background // nobody waits for such an answer: what it really took is never seen
 	switch {
 	case known && (limit < 0 || p90 < limit):
 		limit = p90
+	case limit < 0 && in.Background && m.Context > 0:
+		limit = m.Context
 	case limit < 0:
 		limit = orDefault(m.DefaultOutput, defaultOutputTokens)
 	}
 	if m.Context > 0 {
 		limit = min(limit, max(m.Context-inTokens/max(in.Inputs, 1), 1))
 	}
-	return limit * max(in.Sequences, 1)
+	return times(limit, in.Sequences)
 }
 
 // learn takes in what an answer really took.
-func (e *estimator) learn(key string, m *Model, in *openai.Request, u openai.Usage, generate bool) {
-	if in.InputBytes > 0 && u.Input > 0 && in.InputTokens == 0 && in.Images+in.Audio+in.Video == 0 {
-		e.mu.Lock()
-		e.ratio(m).add(in.InputBytes, u.Input)
-		e.mu.Unlock()
+func (e *estimator) learn(tenant, key string, m *Model, in *openai.Request, u openai.Usage, generate bool) {
+	if in.InputBytes >= learnBytes && u.Input > 0 && in.PreviousResponseID == "" && in.InputTokens == 0 && in.Images+in.Audio+in.Video == 0 {
+		e.learnInput(callerModel{tenant, m.Name}, m, in.InputBytes, u.Input)
 	}
-	if !generate {
-		return
+	if !generate || in.MaxOutput >= 0 && u.Output >= times(in.MaxOutput, in.Sequences) {
+		return // an answer cut by its own cap says nothing of how long answers are
 	}
-	k := answerKey{key, m.Name}
+	k := callerModel{key, m.Name}
 	s := e.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.answers[k]
 	if l == nil {
-		if len(s.answers) >= answersPerShard {
-			for old := range s.answers { // any: a forgotten history only makes the next estimate plainer
-				delete(s.answers, old)
-				break
-			}
-		}
+		makeRoom(s.answers)
 		l = &lengths{}
 		s.answers[k] = l
 	}
 	l.add(ceilDiv(u.Output, max(in.Sequences, 1)))
+}
+
+func (e *estimator) learnInput(k callerModel, m *Model, bytes, tokens int64) {
+	s := e.shard(k)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.inputs[k]
+	if r == nil {
+		makeRoom(s.inputs)
+		start := startRatio(m)
+		r = &start
+		s.inputs[k] = r
+	}
+	r.add(bytes, tokens)
+}
+
+// makeRoom forgets one of a full map, any: it only makes the next estimate plainer.
+func makeRoom[V any](m map[callerModel]V) {
+	if len(m) < callersPerShard {
+		return
+	}
+	for k := range m {
+		delete(m, k)
+		return
+	}
 }
 
 // learnText takes in how many bytes of text an answer of so many tokens had.
@@ -122,10 +158,10 @@ func (e *estimator) learnText(m *Model, bytes, tokens int64) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.answers[m.Name]
+	r := e.texts[m.Name]
 	if r == nil {
 		r = &ratio{}
-		e.answers[m.Name] = r
+		e.texts[m.Name] = r
 	}
 	r.add(bytes, tokens)
 }
@@ -135,7 +171,7 @@ func (e *estimator) learnText(m *Model, bytes, tokens int64) {
 func (e *estimator) textTokens(m *Model, bytes int64) int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.answers[m.Name]
+	r := e.texts[m.Name]
 	if r == nil {
 		return 0
 	}
@@ -159,7 +195,7 @@ func (l *lengths) add(n int64) {
 	l.p90 = part[(len(part)*9+9)/10-1]
 }
 
-func (e *estimator) percentile(k answerKey) (int64, bool) {
+func (e *estimator) percentile(k callerModel) (int64, bool) {
 	s := e.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,25 +206,25 @@ func (e *estimator) percentile(k answerKey) (int64, bool) {
 	return l.p90, true
 }
 
-func (e *estimator) shard(k answerKey) *struct {
-	mu      sync.Mutex
-	answers map[answerKey]*lengths
-} {
-	h := uint32(2166136261)
-	for i := range len(k.key) {
-		h = (h ^ uint32(k.key[i])) * 16777619
+func (e *estimator) shard(k callerModel) *estimatorShard {
+	h := uint32(2166136261) // FNV-1a
+	for i := range len(k.caller) {
+		h = (h ^ uint32(k.caller[i])) * 16777619
 	}
 	return &e.shards[h%estimatorShards]
 }
 
-// ratio of a model; e.mu is held.
-func (e *estimator) ratio(m *Model) *ratio {
-	r := e.models[m.Name]
-	if r == nil {
-		r = &ratio{bytes: orDefault(m.BytesPerToken, defaultBytesPerToken) * ratioWeight / 1000, tokens: ratioWeight}
-		e.models[m.Name] = r
+// startRatio is what is taken for a model's ratio before anything was learnt.
+func startRatio(m *Model) ratio {
+	return ratio{bytes: orDefault(m.BytesPerToken, defaultBytesPerToken) * ratioWeight / 1000, tokens: ratioWeight}
+}
+
+// times is how many tokens n sequences of so many are, without overflow.
+func times(tokens, n int64) int64 {
+	if n = max(n, 1); tokens > limiter.MaxUnits/n {
+		return limiter.MaxUnits
 	}
-	return r
+	return tokens * n
 }
 
 func orDefault(v, d int64) int64 {

@@ -58,7 +58,7 @@ func TestRequestHeaders(t *testing.T) {
 	a := w.do(call{path: "/v1/chat/completions?a=b&c=%20d", body: chat, header: h}).want(t, 200)
 	r := <-seen
 	for name, want := range map[string]string{
-		"User-Agent": "sdk/1", "Traceparent": "00-1", "X-Stainless-Lang": "go", "Anthropic-Version": "2023-06-01", "X-Request-Id": "abc-1",
+		"User-Agent": "sdk/1", "Traceparent": "00-1", "X-Stainless-Lang": "go", "Anthropic-Version": "2023-06-01",
 		"Content-Type": "application/json", "Accept-Encoding": "gzip", "X-Api-Key": "", "Authorization": "", "X-Hop": "", "Keep-Alive": "", "Te": "", "Proxy-Authorization": "",
 		"X-Headgate-User": "", "X-Headgate-Surface": "", "X-Headgate-Class": "", "X-Headgate-Timeout": "",
 	} {

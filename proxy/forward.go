@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -15,8 +16,9 @@ import (
 )
 
 const (
-	readSize = 16 << 10 // what is read from a backend at once
-	holdBody = 32 << 10 // answers up to this are read whole, so that their settled levels stand in their headers
+	readSize        = 16 << 10     // what is read from a backend at once
+	maxAudioSeconds = 24 * 60 * 60 // reported beyond that is not believed
+	holdBody        = 32 << 10     // answers up to this are read whole, so that their settled levels stand in their headers
 )
 
 // answer is what is known of the answer so far.
@@ -40,13 +42,15 @@ func (x *exchange) forward() error {
 		names = []string{x.only}
 	}
 	var tried []string
+	var last error // of the backend tried last
 	for {
 		slot, err := x.p.cfg.Pool.Acquire(names, tried)
 		if err != nil {
 			x.settle(outcomeRefused)
-			return err
+			return errors.Join(err, last)
 		}
 		err = x.attempt(slot)
+		last = err
 		if err == nil || x.answer.started || !upstream.Retryable(err) || len(tried) == maxAttempts-1 {
 			return err
 		}
@@ -108,11 +112,11 @@ func (x *exchange) unanswered(ctx context.Context, err error) error {
 // request makes the upstream's request: the client's, with another key, another model
 // name where there is an alias, and usage asked for where the client did not.
 func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Request, error) {
-	url := slot.URL(x.r.URL.EscapedPath())
+	target := slot.URL((&url.URL{Path: x.r.URL.Path}).EscapedPath()) // as it was matched, however it was written
 	if x.r.URL.RawQuery != "" {
-		url += "?" + x.r.URL.RawQuery
+		target += "?" + x.r.URL.RawQuery
 	}
-	req, err := http.NewRequestWithContext(ctx, x.r.Method, url, nil)
+	req, err := http.NewRequestWithContext(ctx, x.r.Method, target, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -123,9 +127,10 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 		}
 	}
 	req.Header.Del("Authorization")
-	req.Header.Del("X-Api-Key")
-	req.Header.Del("Expect")
-	req.Header.Set("X-Request-Id", x.id)
+	for _, name := range [...]string{"X-Api-Key", "Api-Key", "Cookie", "Expect"} { // credentials are the gateway's to check, not the backend's to see
+		req.Header.Del(name)
+	}
+	req.Header.Set("X-Request-Id", x.upstreamID)
 	// Only encodings that can be looked into; the client still gets gzip if it asked and the backend compresses.
 	if acceptsGzip(x.r) {
 		req.Header.Set("Accept-Encoding", "gzip")
@@ -146,12 +151,19 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 
 // pieceReader reads slices one after the other. It holds the body that they lie in.
 type pieceReader struct {
+	mu     sync.Mutex // HTTP/2 closes a body while it is being read
 	pieces [][]byte
 	from   int // of the first piece
+	closed bool
 	hold   io.Closer
 }
 
 func (r *pieceReader) Read(p []byte) (n int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return 0, http.ErrBodyReadAfterClose
+	}
 	for len(r.pieces) > 0 && n < len(p) {
 		m := copy(p[n:], r.pieces[0][r.from:])
 		n, r.from = n+m, r.from+m
@@ -165,11 +177,16 @@ func (r *pieceReader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-func (r *pieceReader) Close() error { return r.hold.Close() }
+func (r *pieceReader) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	return r.hold.Close()
+}
 
 // asksUsage: usage is injected only on the streams that know stream_options.
 func (x *exchange) asksUsage() bool {
-	return x.in.Stream && (x.route.kind == openai.Chat || x.route.kind == openai.Completion)
+	return x.in.Stream && (x.route.kind == openai.Chat || x.route.kind == openai.Completion || x.route.kind == openai.Audio)
 }
 
 // relay passes an answer on, metering it on the way.
@@ -198,8 +215,11 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 		} else {
 			h.Del("Content-Encoding")
 		}
-	case enc != "" && enc != "identity": // can't be looked into: it costs what was reserved
-		return x.relayOpaque(src, dst)
+	case enc != "" && enc != "identity": // can't be looked into
+		return x.relayOpaque(src, dst, resp.StatusCode)
+	}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "audio/") { // sound says nothing of usage, and is to be heard as it comes
+		return x.relayOpaque(src, dst, resp.StatusCode)
 	}
 	if resp.StatusCode < 300 && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		return x.relayStream(src, dst)
@@ -255,8 +275,11 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 		cause = context.DeadlineExceeded
 	}
 	e := asError(cause)
-	if e.Code == "upstream_error" {
+	switch e.Code {
+	case "upstream_error":
 		e.Message = "the backend broke off in the middle of the answer"
+	case "deadline_exceeded":
+		e.Message = "the backend fell silent in the middle of the answer for longer than the request's timeout"
 	}
 	x.gotErr = e
 	if !x.answer.started {
@@ -300,6 +323,7 @@ func (x *exchange) settleStream(s *openai.Stream) {
 		x.p.est.learnText(x.model, s.Text(), u.Output)
 	}
 	x.settleUsage(u, s.Complete())
+	x.own(s.ResponseID())
 	x.slot.Release() // like the caller's own slots: free before the last byte goes out
 }
 
@@ -309,7 +333,7 @@ func (x *exchange) settleStream(s *openai.Stream) {
 func (x *exchange) counted(s *openai.Stream) int64 {
 	n := max(s.Generated(), x.p.est.textTokens(x.model, s.Text()))
 	if x.in.MaxOutput >= 0 {
-		n = min(n, max(x.in.MaxOutput*max(x.in.Sequences, 1), s.Generated()))
+		n = min(n, max(times(x.in.MaxOutput, x.in.Sequences), s.Generated()))
 	}
 	return n
 }
@@ -325,7 +349,7 @@ func (x *exchange) settleUsage(u openai.Usage, whole bool) {
 	x.answer.usage = u
 	x.settle(outcomeAnswered)
 	if whole && u.Known && x.route.metered {
-		x.p.est.learn(x.caller.KeyID, x.model, &x.in, u, x.route.generate)
+		x.p.est.learn(x.caller.Tenant, x.caller.KeyID, x.model, &x.in, u, x.route.generate)
 	}
 }
 
@@ -394,16 +418,19 @@ func (x *exchange) settleBody(scan *openai.Scanner, status int) {
 	switch {
 	case status >= 400 || x.answer.failure != nil && !u.Known:
 		if status < 500 && status != http.StatusTooManyRequests && status != http.StatusUnauthorized && status != http.StatusForbidden {
-			x.p.cfg.Prefilter.Fault(x.start, x.ip, x.credential) // a client stuck on a bad request
+			x.p.cfg.Prefilter.Fault(time.Now(), x.ip, x.credential) // a client stuck on a bad request
 		}
 		x.settle(outcomeMalformed)
 	case x.plausible(u):
 		x.settleUsage(u, true)
 	case !x.route.metered:
 		x.settleUsage(openai.Usage{}, false)
+	case u.AudioSeconds > 0 && u.AudioSeconds <= maxAudioSeconds: // transcriptions are reported in seconds, not in tokens
+		x.settleUsage(openai.Usage{Input: x.res.inTokens, Output: x.res.outTokens, AudioSeconds: u.AudioSeconds}, false)
 	default:
 		x.settle(outcomeUnknown)
 	}
+	x.own(scan.ResponseID())
 }
 
 // bodyBroke settles for an answer that broke off. Once its head is out only a closed
@@ -424,21 +451,30 @@ func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error
 	return err
 }
 
-// relayOpaque passes on what can't be read.
-func (x *exchange) relayOpaque(src *source, dst *sink) error {
-	x.settle(outcomeUnknown)
+// relayOpaque passes on what can't be read. It costs what was reserved, unless it is an
+// error. The piece read last is held, so that it is settled before the last byte goes out.
+func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
+	ended := outcomeUnknown
+	if status >= http.StatusBadRequest {
+		ended = outcomeMalformed
+	}
+	defer x.settle(ended)
 	buf := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buf)
 	for {
 		n, err := src.Read(buf[:])
 		if n > 0 {
 			x.first()
+			if errors.Is(err, io.EOF) {
+				x.settle(ended)
+			}
 			if dst.Write(buf[:n]) != nil || dst.Flush() != nil {
 				x.answer.clientGo = true
 				return context.Canceled
 			}
 		}
 		if errors.Is(err, io.EOF) {
+			x.settle(ended)
 			return dst.Close()
 		}
 		if err != nil {
@@ -454,11 +490,15 @@ func (x *exchange) first() {
 	}
 }
 
-// own remembers whose a stored response is, before its id can reach the client.
+// own remembers whose a stored response is, before its id can reach the client, and again
+// once it is settled, how many tokens it stands for.
 func (x *exchange) own(id string) {
-	if id != "" && x.route.kind == openai.Response && x.route.generate {
-		x.p.owners.put(id, owner{tenant: x.caller.Tenant, backend: x.answer.backend, model: x.model.Name})
+	tokens := x.answer.inTokens + x.answer.outTokens
+	if id == "" || x.route.kind != openai.Response || !x.route.generate || id == x.owned && tokens == 0 {
+		return
 	}
+	x.owned = id
+	x.p.owners.put(id, owner{tenant: x.caller.Tenant, endpoint: x.slot.Endpoint(), model: x.model.Name, tokens: tokens})
 }
 
 // source reads an answer and keeps its timer alive.

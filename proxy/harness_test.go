@@ -511,3 +511,7 @@ func contextCause(t *testing.T, err error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	return ctx, func() { cancel(err) }
 }
+
+func backend(name string, slots int) upstream.Backend {
+	return upstream.Backend{Name: name, Slots: slots}
+}

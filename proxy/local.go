@@ -104,15 +104,19 @@ func (x *exchange) serveResponse() error {
 	if m == nil {
 		return x.chargeMalformed(errModel(o.model))
 	}
-	x.model, x.only = m, o.backend
+	x.model, x.only = m, o.endpoint
 	if err := x.admitRequest(); err != nil {
 		return err
 	}
 	return x.forward()
 }
 
-// owner is whose a stored response is and where it lies.
-type owner struct{ tenant, backend, model string }
+// owner is whose a stored response is, where it lies, and how many tokens it and all
+// before it are: those that a request which goes on from it takes in again.
+type owner struct {
+	tenant, endpoint, model string
+	tokens                  int64
+}
 
 // owners remembers the latest responses: two generations of at most ownersKept, of which
 // the older is dropped when the newer is full. The zero value is ready.
@@ -123,9 +127,16 @@ type owners struct {
 
 const ownersKept = 1 << 16
 
+// put records a response; one of another tenant's keeps its owner.
 func (o *owners) put(id string, w owner) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if had, ok := o.young[id]; ok && had.tenant != w.tenant {
+		return
+	}
+	if had, ok := o.old[id]; ok && had.tenant != w.tenant {
+		return
+	}
 	if o.young == nil || len(o.young) >= ownersKept {
 		o.young, o.old = map[string]owner{}, o.young
 	}

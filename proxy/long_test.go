@@ -260,7 +260,7 @@ func TestTableOfBucketsFull(t *testing.T) {
 	w := newWorld(t, setup{buckets: 1, limits: []proxy.Limit{perUser}, change: func(c *proxy.Caller) { c.AssertUser = true }})
 	ask := func(user string) answer { return w.do(call{body: chat, header: header("X-Headgate-User", user)}) }
 	ask("ann").want(t, 200)
-	ask("bob").refused(t, 503, "over_capacity")
+	ask("bob").refused(t, 429, "over_capacity")
 	ask("ann").want(t, 200)
 }
 

@@ -111,13 +111,14 @@ func (p *Proxy) Now() int64 { return p.epoch.UnixNano() + int64(time.Since(p.epo
 
 // exchange is one request on its way. It belongs to the request's goroutine.
 type exchange struct {
-	p     *Proxy
-	snap  *Snapshot
-	w     http.ResponseWriter
-	r     *http.Request
-	id    string
-	start time.Time
-	ip    netip.Addr
+	p          *Proxy
+	snap       *Snapshot
+	w          http.ResponseWriter
+	r          *http.Request
+	id         string // the client's, or ours
+	start      time.Time
+	upstreamID string // told to the backend, which may name what it makes by it: never another request's
+	ip         netip.Addr
 
 	credential string
 	caller     *Caller
@@ -130,8 +131,10 @@ type exchange struct {
 	pathID  string
 	body    *edge.Body
 	in      openai.Request
+	earlier int64          // tokens of the response that this one goes on from
 	model   *Model         // the one that answers; asked for is in.Model
-	only    string         // the one backend that can answer, "" if any
+	only    string         // the one endpoint that can answer, "" if any
+	owned   string         // the id of the response that was recorded as the caller's
 	slot    *upstream.Slot // of the last attempt; given back once the answer is complete
 	res     reservation
 	answer  answer
@@ -146,7 +149,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.met.inflight.Inc()
 	defer p.met.inflight.Dec()
 
-	x := &exchange{p: p, snap: p.snap.Load(), w: w, r: r, id: requestID(r), start: time.Now()}
+	x := &exchange{p: p, snap: p.snap.Load(), w: w, r: r, start: time.Now()}
+	x.id, x.upstreamID = requestIDs(r)
 	w.Header().Set("X-Request-Id", x.id)
 	w.Header().Set("X-Headgate-Node", p.cfg.NodeID)
 	aborted := x.run()
@@ -269,7 +273,13 @@ func (x *exchange) identify() error {
 		if !c.AssertUser {
 			return errForbidden("X-Headgate-User", "this key may not name a user; leave X-Headgate-User out or use a key with assert_user")
 		}
+		if err := checkUser("X-Headgate-User", u); err != nil {
+			return err
+		}
 		x.user = u
+	}
+	if h.Get("X-Headgate-Cache") == "only" {
+		return malformed(http.StatusBadRequest, "X-Headgate-Cache", "there is no cache yet that could answer; leave X-Headgate-Cache: only out")
 	}
 	if s := h.Get("X-Headgate-Surface"); s != "" {
 		if !c.AnySurface && !c.Surfaces[s] {
@@ -330,14 +340,25 @@ func (x *exchange) meter() error {
 		return err
 	}
 	if x.caller.AssertUser && x.user == x.caller.User && x.in.User != "" {
+		if err := checkUser("user", x.in.User); err != nil {
+			return err
+		}
 		x.user = x.in.User
 	}
-	if x.user == "" {
-		x.user = "key:" + x.caller.KeyID
-	}
 	x.startCapture()
-	if len(x.user) > maxUserName {
-		return malformed(http.StatusBadRequest, "user", "the user's name is longer than %d bytes", maxUserName)
+	return nil
+}
+
+// keyUser begins the name under which a key without a user has its user's limits.
+const keyUser = "key:"
+
+// checkUser bounds what a client may call its user; the name becomes that of a bucket.
+func checkUser(field, name string) error {
+	switch {
+	case len(name) > maxUserName:
+		return malformed(http.StatusBadRequest, field, "the user's name is longer than %d bytes", maxUserName)
+	case strings.HasPrefix(name, keyUser):
+		return malformed(http.StatusBadRequest, field, "a user's name must not begin with %s", keyUser)
 	}
 	return nil
 }
@@ -371,7 +392,7 @@ func (x *exchange) resolve() ([]*Model, error) {
 			e := malformed(http.StatusNotFound, "previous_response_id", "no response %q of this tenant", clip(id, 128))
 			return nil, e
 		}
-		x.only = o.backend
+		x.only, x.earlier = o.endpoint, o.tokens
 		return []*Model{m}, nil
 	}
 	ms := []*Model{m}
@@ -410,14 +431,14 @@ func (x *exchange) mayFallBack(err error) bool {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return x.res.refusedModel
 	}
-	return errors.Is(err, upstream.ErrNoBackend) || upstream.Retryable(err)
+	return errors.Is(err, upstream.ErrNoBackend) || errors.Is(err, upstream.ErrSaturated) || upstream.Retryable(err)
 }
 
 // refuse answers with an error, also where the context has ended: a body that broke off
 // ends it too, and to return without a word would make the server say 200.
 func (x *exchange) refuse(e *Error) {
 	if e.malformed || e.Status == http.StatusUnauthorized {
-		x.p.cfg.Prefilter.Fault(x.start, x.ip, x.credential)
+		x.p.cfg.Prefilter.Fault(time.Now(), x.ip, x.credential)
 	}
 	x.rateHeaders()
 	x.answer.status = e.Status
@@ -448,14 +469,16 @@ func credential(r *http.Request) string {
 	return r.Header.Get("X-Api-Key")
 }
 
-// requestID keeps a sane one of the client's, so that its traces join ours.
-func requestID(r *http.Request) string {
+// requestIDs keeps a sane id of the client's for the answer and the log, so that its
+// traces join ours. Clients may repeat theirs; what the backend is told is unique.
+func requestIDs(r *http.Request) (id, upstream string) {
+	own := fmt.Sprintf("req_%016x%016x", rand.Uint64(), rand.Uint64())
 	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= 128 && strings.IndexFunc(id, func(c rune) bool {
 		return (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && !strings.ContainsRune("-_.:", c)
 	}) < 0 {
-		return id
+		return id, id + "-" + own[len(own)-16:]
 	}
-	return fmt.Sprintf("req_%016x%016x", rand.Uint64(), rand.Uint64())
+	return own, own
 }
 
 func parseTimeout(s string) (time.Duration, bool) {

@@ -243,7 +243,7 @@ func TestWire11LimitsChangeAtRunTime(t *testing.T) {
 
 func TestWire12NobodyIsTrusted(t *testing.T) {
 	for name, change := range map[string]func(*proxy.Caller){
-		"admin":    func(c *proxy.Caller) { c.User, c.Plan, c.Tier = "admin", "internal", 100 },
+		"admin":    func(c *proxy.Caller) { c.User = "admin" },
 		"trusted":  func(c *proxy.Caller) { c.AssertUser, c.AnySurface = true, true },
 		"besteff.": func(c *proxy.Caller) { c.Class = proxy.BestEffort },
 	} {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -168,7 +169,7 @@ func limitsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use", Args: exactly(1)}
 	a := adminFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return show(c, a, http.MethodGet, "/admin/v1/limits/"+args[0], nil, func(w io.Writer, levels []admin.Level) {
+		return show(c, a, http.MethodGet, "/admin/v1/limits/"+url.PathEscape(args[0]), nil, func(w io.Writer, levels []admin.Level) {
 			fmt.Fprintln(w, "LIMIT\tSCOPE\tUNIT\tSUBJECT\tLEFT\tOF\tFULL IN")
 			for _, l := range levels {
 				full := "-"

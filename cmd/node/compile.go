@@ -67,7 +67,7 @@ func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
 		if pc, ok := callers.Load(lc); ok {
 			return pc.(*proxy.Caller), true
 		}
-		pc, _ := callers.LoadOrStore(lc, c.caller(lc))
+		pc, _ := callers.LoadOrStore(lc, c.caller(s, lc))
 		return pc.(*proxy.Caller), true
 	}
 	return s
@@ -87,12 +87,12 @@ func model(m *ledger.Model) *proxy.Model {
 	return pm
 }
 
-func (c *compiler) caller(lc *ledger.Caller) *proxy.Caller {
+func (c *compiler) caller(s *proxy.Snapshot, lc *ledger.Caller) *proxy.Caller {
 	k, t := lc.Key, lc.Tenant
 	pc := &proxy.Caller{
-		KeyID: k.ID, Tenant: t.Name, User: k.User, Plan: lc.Plan.Name, Tier: lc.Plan.Tier,
+		KeyID: k.ID, Tenant: t.Name, User: k.User,
 		Revoked: k.Revoked, Suspended: t.Suspended, Expires: time.Time(k.Expires),
-		Models: set(k.Models), Routes: set(k.Routes), Surfaces: set(k.Surfaces), AssertUser: k.AssertUser,
+		Models: c.models(s, k.Models), Routes: set(k.Routes), Surfaces: set(k.Surfaces), AssertUser: k.AssertUser,
 		Timeout: time.Duration(lc.Plan.Timeout), LastUsed: c.used(k.ID),
 		Content: t.ContentLog.Mode != "" && t.ContentLog.Mode != "off",
 	}
@@ -109,6 +109,17 @@ func (c *compiler) caller(lc *ledger.Caller) *proxy.Caller {
 		})
 	}
 	return pc
+}
+
+// models a key is held to, by their own names where it names aliases; nil for all.
+func (c *compiler) models(s *proxy.Snapshot, names []string) map[string]bool {
+	m := set(names)
+	for n := range m {
+		if known := s.Models[n]; known != nil {
+			m[known.Name] = true
+		}
+	}
+	return m
 }
 
 func (c *compiler) used(keyID string) *atomic.Int64 {

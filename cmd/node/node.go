@@ -155,6 +155,9 @@ func (n *Node) build() error {
 	n.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "headgate_content_dropped_total", Help: "Requests whose content should have been kept and was not: the queue was full or the disk refused.",
 	}, func() float64 { return float64(n.content.Dropped()) }))
+	n.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headgate_buckets", Help: "Buckets held; at max_buckets callers without one are refused.",
+	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
 		Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
@@ -219,7 +222,8 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { return n.admin.Serve(n.adminLis) })
 	start(func() error { n.sweep(work); return nil })
 	start(func() error { n.ramp(work); return nil })
-	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "policy", n.source)
+	_, source := n.current()
+	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "policy", source)
 
 	var err error
 	select {
@@ -273,7 +277,7 @@ func (n *Node) ramp(ctx context.Context) {
 		n.mu.Unlock()
 		wait := farAway
 		if !next.IsZero() {
-			wait = min(max(time.Until(next), 0), farAway)
+			wait = min(max(time.Until(next), time.Second), farAway)
 		}
 		t := time.NewTimer(wait)
 		select {

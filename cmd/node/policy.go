@@ -158,19 +158,19 @@ func (n *Node) apply(text []byte, source string, dry bool) (admin.Applied, error
 	for _, c := range ledger.Diff(old, p) {
 		applied.Changes = append(applied.Changes, c.String())
 	}
-	if dry {
-		applied.Revision = n.revision
-		return applied, nil
-	}
 	ix, err := p.Index(time.Now(), applied.Revision, n.devKeys(p)...)
 	if err != nil {
 		return applied, err
+	}
+	if dry {
+		applied.Revision = n.revision
+		return applied, nil
 	}
 	if err := n.pool.Update(backends(p)); err != nil {
 		return applied, err
 	}
 	if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
-		return applied, err
+		return applied, errors.Join(err, n.pool.Update(backends(old))) // as it was
 	}
 	n.use(ix)
 	n.text, n.source = text, source

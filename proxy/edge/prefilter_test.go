@@ -182,7 +182,7 @@ func TestFullTableForgetsAndNeverRefuses(t *testing.T) {
 			refused++
 		}
 	}
-	if refused > ways {
+	if refused > ways+3 { // beyond its places only whose tag agrees by chance
 		t.Errorf("%d refused by a table of %d", refused, ways)
 	}
 	if refused == 0 {
@@ -214,7 +214,8 @@ func TestOffendersStayKnownAmongMany(t *testing.T) {
 			forgotten++
 		}
 	}
-	if strangers > 0 || forgotten > 0 {
+	// Two hundred million pairs meet, and one in 2³³ agrees by chance.
+	if strangers > 4 || forgotten > 0 {
 		t.Errorf("%d strangers refused, %d offenders forgotten", strangers, forgotten)
 	}
 }

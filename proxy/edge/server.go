@@ -38,12 +38,14 @@ func NewServer(cfg Config, h http.Handler) *http.Server {
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler:           &guard{next: h, cfg: cfg},
-		Protocols:         p,
-		ReadHeaderTimeout: cfg.ReadHeaderTimeout,
-		IdleTimeout:       cfg.IdleTimeout,
-		MaxHeaderBytes:    cfg.MaxHeaderBytes,
-		ErrorLog:          log.New(errorLog{cfg.Logger}, "", 0),
+		Handler:   &guard{next: h, cfg: cfg},
+		Protocols: p,
+		// OPTIONS * is a request like any other: the handler refuses it.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            cfg.ReadHeaderTimeout,
+		IdleTimeout:                  cfg.IdleTimeout,
+		MaxHeaderBytes:               cfg.MaxHeaderBytes,
+		ErrorLog:                     log.New(errorLog{cfg.Logger}, "", 0),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          maxStreams,
 			MaxReceiveBufferPerStream:     maxStreamWindow,

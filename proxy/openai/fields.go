@@ -45,11 +45,18 @@ func (m *meter) top(name []byte, v int) int {
 	case "stream_options":
 		return m.options(v)
 	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+		if !capsOutput(m.kind, string(name)) {
+			var ignored int64 // by the upstream, too: a cap that binds nothing must not lower the estimate
+			return m.number(v, &ignored, maxExact)
+		}
 		return m.number(v, &r.MaxOutput, maxExact)
 	case "n":
 		return m.number(v, &m.n, maxSequences)
 	case "best_of":
 		return m.number(v, &m.bestOf, maxSequences)
+	}
+	if m.kind == Response && string(name) == "request_id" && m.body[v] != 'n' {
+		return m.fail(v, m.field, "would name the stored response, perhaps another caller's; leave it out")
 	}
 	if folds(name) {
 		return m.fail(v, m.field, "differs from a known field in case only; write the name in lower case")
@@ -200,4 +207,16 @@ func (m *meter) option(name []byte, v int) int {
 		return end
 	}
 	return m.value(v, inSkip)
+}
+
+// capsOutput says whether a route of this kind obeys a cap of this name.
+func capsOutput(kind Kind, name string) bool {
+	switch kind {
+	case Completion, Message:
+		return name == "max_tokens"
+	case Response:
+		return name == "max_output_tokens"
+	default:
+		return name != "max_output_tokens"
+	}
 }

@@ -93,6 +93,9 @@ func (f *form) part(i int) (next int, last bool, err error) {
 	default:
 		return 0, false, &InputError{Offset: int64(next), Problem: "the boundary occurs inside a field"}
 	}
+	if file && interpretedField(name) {
+		return 0, false, &InputError{Offset: int64(start), Field: name, Problem: "is sent as a file; send it as a plain field"}
+	}
 	if file {
 		f.req.Audio++
 		f.req.FileBytes += int64(end - start)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -227,7 +228,8 @@ func (p *Pool) retireEndpointLocked(e *endpoint) {
 
 // Acquire takes a slot of the least loaded endpoint (in flight / slots) among the
 // named backends that is up, or of one whose health is unknown where no live one has
-// room, leaving out those whose Slot.Endpoint is in tried. The caller must Release it.
+// room, leaving out those whose Slot.Endpoint is in tried. A name may also be that of an
+// endpoint. The caller must Release it.
 func (p *Pool) Acquire(names, tried []string) (*Slot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,14 +240,16 @@ func (p *Pool) Acquire(names, tried []string) (*Slot, error) {
 	var best *endpoint
 	full := false
 	for i := range names {
-		b := p.backends[names[(i+p.turn)%len(names)]]
+		name := names[(i+p.turn)%len(names)]
+		backend, _, one := strings.Cut(name, "@")
+		b := p.backends[backend]
 		if b == nil {
 			continue
 		}
 		for j := range b.endpoints {
 			e := b.endpoints[(j+p.turn)%len(b.endpoints)]
 			switch {
-			case e.state == Down || slices.Contains(tried, e.id):
+			case e.state == Down || one && e.id != name || slices.Contains(tried, e.id):
 			case b.cfg.Slots > 0 && e.inFlight >= b.cfg.Slots:
 				full = true
 			case best == nil || e.betterThan(best):
