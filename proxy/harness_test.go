@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -181,7 +182,9 @@ func (w *world) serve(cfg edge.Config) {
 		w.settled()
 		w.client.CloseIdleConnections()
 		_ = srv.Close() // only of this test's connections
-		_ = <-done
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			w.t.Error(err)
+		}
 		w.pool.Close()
 		w.upstream.Close()
 	})

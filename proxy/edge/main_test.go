@@ -54,7 +54,9 @@ func start(t *testing.T, cfg Config, h http.Handler) (addr string, srv *http.Ser
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
 		_ = srv.Close()
-		_ = <-done
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
 	return l.Addr().String(), srv
 }
