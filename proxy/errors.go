@@ -129,6 +129,8 @@ func asError(err error) *Error {
 		return e
 	case errors.Is(err, upstream.ErrSaturated):
 		return newError(http.StatusTooManyRequests, "over_capacity", "the fleet is at capacity; this is not your quota").retry(time.Second)
+	case errors.Is(err, errStopping):
+		return newError(http.StatusServiceUnavailable, "no_backend", "the gateway is stopping and could not wait for the rest of the answer; try again").retry(time.Second)
 	case errors.Is(err, context.DeadlineExceeded):
 		return newError(http.StatusGatewayTimeout, "deadline_exceeded", "no answer began within the request's timeout; raise X-Headgate-Timeout or the plan's timeout, or ask for less")
 	case errors.Is(err, context.Canceled), errors.Is(err, edge.ErrClientGone):

@@ -66,6 +66,7 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 	defer cancel(nil)
 	silence := time.AfterFunc(x.timeout, func() { cancel(context.DeadlineExceeded) })
 	defer silence.Stop()
+	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
 
 	req, err := x.request(ctx, slot)
 	if err != nil {
@@ -101,9 +102,9 @@ func (x *exchange) unanswered(ctx context.Context, err error) error {
 		x.answer.clientGo = true
 		x.settle(outcomeUnknown)
 		return context.Cause(x.r.Context())
-	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+	case ctx.Err() != nil: // out of time, or the gateway is stopping
 		x.settle(outcomeUnknown)
-		return context.DeadlineExceeded
+		return context.Cause(ctx)
 	}
 	x.settle(outcomeFailed)
 	return err
@@ -271,8 +272,8 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 // streamBroke ends a stream whose backend failed: with an error that the client can read.
 func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause error) error {
 	x.settleStream(s)
-	if errors.Is(context.Cause(src.ctx), context.DeadlineExceeded) {
-		cause = context.DeadlineExceeded
+	if src.ctx.Err() != nil {
+		cause = context.Cause(src.ctx)
 	}
 	e := asError(cause)
 	switch e.Code {
@@ -444,8 +445,8 @@ func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error
 		x.answer.clientGo = true
 		x.settle(outcomeUnknown)
 		return context.Cause(x.r.Context())
-	case errors.Is(context.Cause(src.ctx), context.DeadlineExceeded):
-		err = context.DeadlineExceeded
+	case src.ctx.Err() != nil:
+		err = context.Cause(src.ctx)
 	}
 	x.settle(outcomeUnknown)
 	return err

@@ -73,6 +73,8 @@ type Proxy struct {
 	owners  owners
 	met     *metrics
 	waiters atomic.Int64
+	uncut   context.Context // ends when Cut is called
+	cut     context.CancelFunc
 	open    sync.WaitGroup // exchanges not yet settled
 }
 
@@ -83,6 +85,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	p := &Proxy{cfg: cfg, epoch: time.Now(), routes: newRoutes(), est: newEstimator(), met: met}
+	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.snap.Store(&Snapshot{Lookup: func([32]byte) (*Caller, bool) { return nil, false }})
 	return p, nil
 }
@@ -92,6 +95,13 @@ func (p *Proxy) Apply(s *Snapshot) { p.snap.Store(s) }
 
 // Snapshot is the one that new requests work with.
 func (p *Proxy) Snapshot() *Snapshot { return p.snap.Load() }
+
+// Cut ends the answers in flight with an error that their clients can read: for a node
+// whose time to drain is over.
+func (p *Proxy) Cut() { p.cut() }
+
+// errStopping is why an answer was cut.
+var errStopping = errors.New("the gateway is stopping")
 
 // Wait returns once every request has settled, or with ctx's error.
 func (p *Proxy) Wait(ctx context.Context) error {

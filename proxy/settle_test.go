@@ -1,6 +1,7 @@
 package proxy_test
 
 import (
+	"bufio"
 	"errors"
 	"net/http"
 	"strings"
@@ -305,4 +306,34 @@ func TestWaitEnds(t *testing.T) {
 	}
 	leave()
 	w.settled()
+}
+
+// TestCutEndsStreamsReadably: what is left when a node must stop ends with an error event,
+// is charged for what had passed, and is no client's doing.
+func TestCutEndsStreamsReadably(t *testing.T) {
+	w := newWorld(t, setup{limits: everyUnit()})
+	w.fake.HoldAfter(3)
+	resp := must[*http.Response](t)(w.client.Do(w.request(patience(t), call{body: streaming(`{"model":"m","max_tokens":40,"messages":[{"role":"user","content":"x"}]}`)})))
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	for events := 0; events < 4 && lines.Scan(); { // the role and three tokens
+		if strings.HasPrefix(lines.Text(), "data:") {
+			events++
+		}
+	}
+	w.proxy.Cut()
+	var rest strings.Builder
+	for lines.Scan() {
+		rest.WriteString(lines.Text())
+	}
+	if err := lines.Err(); err != nil || resp.StatusCode != 200 || !strings.Contains(rest.String(), "the gateway is stopping") {
+		t.Errorf("status %d, %v: %s", resp.StatusCode, err, rest.String())
+	}
+	w.settled()
+	if n := w.metric("headgate_requests_total", "outcome", "upstream_error"); n != 1 {
+		t.Errorf("%v requests ended as upstream_error", n)
+	}
+	if got := w.spent(everyUnit()[4]); got != 3 {
+		t.Errorf("%d output tokens were charged, want 3", got)
+	}
 }

@@ -35,6 +35,7 @@ import (
 const (
 	sweepEvery  = 10 * time.Second
 	sweepBudget = 1 << 17          // buckets looked at in one sweep
+	cutGrace    = 2 * time.Second  // after the drain, for the errors that end what is left
 	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
 )
 
@@ -242,11 +243,13 @@ func (n *Node) Run(ctx context.Context) error {
 func (n *Node) drain() error {
 	n.draining.Store(true)
 	n.log.Info("draining", "timeout", time.Duration(n.cfg.DrainTimeout).String())
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n.cfg.DrainTimeout))
+	cut := time.AfterFunc(time.Duration(n.cfg.DrainTimeout), n.proxy.Cut)
+	defer cut.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n.cfg.DrainTimeout)+cutGrace)
 	defer cancel()
 	err := edge.Drain(ctx, n.front)
 	if errors.Is(err, context.DeadlineExceeded) {
-		n.log.Warn("streams were cut off at the end of the drain")
+		n.log.Warn("connections were closed at the end of the drain")
 		err = nil
 	}
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
