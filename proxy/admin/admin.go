@@ -164,9 +164,6 @@ func Handler(c Config) http.Handler {
 	api.HandleFunc("POST /admin/v1/explain", c.postExplain)
 	api.HandleFunc("GET /admin/v1/content", c.getContent)
 	api.HandleFunc("DELETE /admin/v1/content", c.deleteContent)
-	api.HandleFunc("/admin/v1/", func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusNotFound, errors.New("there is no such route, or not with this method"))
-	})
 	mux.Handle("/admin/v1/", c.authorized(api))
 	return mux
 }
