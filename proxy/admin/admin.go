@@ -3,7 +3,8 @@
 //
 // Health and metrics are open to whoever reaches the listener; everything below
 // /admin/v1 needs the bearer token, compared in constant time. Answers are JSON; errors
-// have the shape {"error": {"message": …}} and, for a policy, its problems.
+// have the shape {"error": {"message": …}}, a policy with all its problems; for paths and
+// methods that do not exist net/http answers in its own words.
 //
 // It holds no state and decides nothing: what it shows and does comes through Config. It
 // leaves out the console and whatever needs more than one node.
