@@ -5,6 +5,8 @@ import "time"
 // ContentLog keeps prompts and answers of the callers that have Content set. Keep must
 // not block; it owns the entry.
 type ContentLog interface {
+	// Wants says whether an entry would be kept, were it to end as told.
+	Wants(tenant, requestID string, failed bool) bool
 	Keep(ContentEntry)
 }
 
@@ -36,17 +38,21 @@ func (c *capture) answer(p []byte) {
 
 // startCapture begins to keep content if the tenant wants that.
 func (x *exchange) startCapture() {
-	if x.caller.Content && x.p.cfg.Content != nil {
+	if x.caller.Content && x.p.cfg.Content != nil && x.p.cfg.Content.Wants(x.caller.Tenant, x.id, true) {
 		x.content = &capture{}
 	}
 }
 
-// close hands the exchange over. The body is copied: its buffer goes back to the pool.
+// close hands the exchange over if it is still wanted. The body is copied: its buffer goes
+// back to the pool.
 func (c *capture) close(x *exchange) {
+	failed := x.gotErr != nil || x.answer.status >= 400 || x.answer.failure != nil
+	if !x.p.cfg.Content.Wants(x.caller.Tenant, x.id, failed) {
+		return
+	}
 	e := ContentEntry{
 		RequestID: x.id, Tenant: x.caller.Tenant, User: x.user, Key: x.caller.KeyID, Time: x.start, Route: x.route.name,
-		Status: x.answer.status, Failed: x.gotErr != nil || x.answer.status >= 400 || x.answer.failure != nil,
-		Answer: c.buf, Truncated: c.truncated,
+		Status: x.answer.status, Failed: failed, Answer: c.buf, Truncated: c.truncated,
 	}
 	if x.model != nil {
 		e.Model = x.model.Name

@@ -169,6 +169,8 @@ func TestContentLog(t *testing.T) {
 // contents collects entries; requests come one after the other.
 type contents struct{ entries []proxy.ContentEntry }
 
+func (c *contents) Wants(string, string, bool) bool { return true }
+
 func (c *contents) Keep(e proxy.ContentEntry) { c.entries = append(c.entries, e) }
 
 // TestExplain says what a request would meet, and charges nothing.

@@ -170,10 +170,10 @@ func (n *Node) build() error {
 const contentDir = "content"
 
 // keeper hands the proxy's entries to the content log.
-type keeper struct{ log *contentlog.Log }
+type keeper struct{ *contentlog.Log }
 
 // Keep never blocks.
-func (k keeper) Keep(e proxy.ContentEntry) { k.log.Keep(contentlog.Entry(e)) }
+func (k keeper) Keep(e proxy.ContentEntry) { k.Log.Keep(contentlog.Entry(e)) }
 
 // listen opens both listeners and makes their servers.
 func (n *Node) listen(ctx context.Context) error {

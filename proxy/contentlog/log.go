@@ -98,14 +98,14 @@ type rules struct {
 }
 
 // wants decides on an entry; a request is wholly in or out, on every node alike.
-func (r *rules) wants(e *Entry) bool {
+func (r *rules) wants(requestID string, failed bool) bool {
 	switch r.Mode {
 	case All:
 		return true
 	case Errors:
-		return e.Failed
+		return failed
 	case Sample:
-		sum := sha256.Sum256([]byte(e.RequestID))
+		sum := sha256.Sum256([]byte(requestID))
 		share, _ := bits.Mul64(binary.BigEndian.Uint64(sum[:]), 1_000_000)
 		return int64(share) < r.SampleMillionths
 	default:
@@ -202,15 +202,27 @@ func (l *Log) compile(p Policy) (*rules, error) {
 	return &rules{Policy: p, redact: redact}, err
 }
 
+// Wants says whether Keep would keep an entry, so that its bodies need not be gathered for
+// nothing. Of a request that goes on, ask with failed set: it may still fail.
+func (l *Log) Wants(tenant, requestID string, failed bool) bool {
+	r := l.rulesOf(tenant)
+	return r != nil && r.wants(requestID, failed)
+}
+
+// rulesOf a tenant in force; nil for one without.
+func (l *Log) rulesOf(tenant string) *rules {
+	policies := l.policies.Load()
+	if policies == nil {
+		return nil
+	}
+	return (*policies)[tenant]
+}
+
 // Keep hands an entry over, if its tenant's policy wants it. It does not block and owns the
 // entry's slices from now on. Bodies beyond MaxBody are cut.
 func (l *Log) Keep(e Entry) {
-	policies := l.policies.Load()
-	if policies == nil {
-		return
-	}
-	r := (*policies)[e.Tenant]
-	if r == nil || !r.wants(&e) {
+	r := l.rulesOf(e.Tenant)
+	if r == nil || !r.wants(e.RequestID, e.Failed) {
 		return
 	}
 	k := kept{Entry: e, rules: r}
