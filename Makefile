@@ -45,8 +45,11 @@ lint: ## golangci-lint, built once into .cache
 	.cache/golangci-lint run ./...
 
 bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
-	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai | tee bench/results/decision.txt
+	@mkdir -p bench/results
+	@{ echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)"; \
+	  $(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai; } | tee bench/results/decision.txt
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
+
 
 test-vllm: ## the client libraries against a real vLLM on the CPU: needs 6 GB and some ten minutes
 	cmd/headgate/testdata/vllm/with-vllm $(GO) test -count=1 -v -run '^TestVLLM$$' ./cmd/headgate
