@@ -359,7 +359,8 @@ func (x *exchange) plausible(u openai.Usage) bool {
 	if !u.Known {
 		return false
 	}
-	if most := x.maxTokens(); u.Input > most || u.Output > most {
+	nothing := u.Input == 0 && x.in.InputBytes+x.in.InputTokens > 0
+	if most := x.maxTokens(); nothing || u.Input > most || u.Output > most {
 		x.p.met.implausible.Inc()
 		return false
 	}
