@@ -46,8 +46,9 @@ lint: ## golangci-lint, built once into .cache
 
 bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
 	@mkdir -p bench/results
-	@{ echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)"; \
-	  $(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai; } | tee bench/results/decision.txt
+	@echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" >bench/results/decision.txt
+	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai >>bench/results/decision.txt || { tail -20 bench/results/decision.txt; exit 1; }
+	@cat bench/results/decision.txt
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 
 
