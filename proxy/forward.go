@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	readSize        = 8 << 10     // what is read from a backend at once
+	readSize        = 8 << 10      // what is read from a backend at once
 	maxAudioSeconds = 24 * 60 * 60 // reported beyond that is not believed
 	holdBody        = 32 << 10     // answers up to this are read whole, so that their settled levels stand in their headers
 )
