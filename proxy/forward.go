@@ -454,7 +454,8 @@ func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error
 }
 
 // relayOpaque passes on what can't be read. It costs what was reserved, unless it is an
-// error. The piece read last is held, so that it is settled before the last byte goes out.
+// error. The last byte that came is held until the next one has, so that the answer is
+// settled before it is whole.
 func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 	ended := outcomeUnknown
 	if status >= http.StatusBadRequest {
@@ -463,25 +464,32 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 	defer x.settle(ended)
 	buf := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buf)
+	n := 0 // bytes of buf that wait
 	for {
-		n, err := src.Read(buf[:])
-		if n > 0 {
+		m, err := src.Read(buf[n:])
+		if m > 0 {
 			x.first()
-			if errors.Is(err, io.EOF) {
-				x.settle(ended)
-			}
-			if dst.Write(buf[:n]) != nil || dst.Flush() != nil {
-				x.answer.clientGo = true
-				return context.Canceled
-			}
+			n += m
 		}
 		if errors.Is(err, io.EOF) {
 			x.settle(ended)
-			return dst.Close()
+			x.slot.Release()
+			if dst.Write(buf[:n]) != nil || dst.Close() != nil {
+				x.answer.clientGo = true
+			}
+			return nil
 		}
 		if err != nil {
 			return err
 		}
+		if n < 2 {
+			continue
+		}
+		if dst.Write(buf[:n-1]) != nil || dst.Flush() != nil {
+			x.answer.clientGo = true
+			return context.Canceled
+		}
+		n = copy(buf[:], buf[n-1:n])
 	}
 }
 

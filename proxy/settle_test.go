@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"bufio"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -335,5 +336,24 @@ func TestCutEndsStreamsReadably(t *testing.T) {
 	}
 	if got := w.spent(everyUnit()[4]); got != 3 {
 		t.Errorf("%d output tokens were charged, want 3", got)
+	}
+}
+
+// TestUnreadableAnswersFreeTheirSlotFirst: a client that has all of an answer finds its
+// slot free, also where the answer can't be looked into.
+func TestUnreadableAnswersFreeTheirSlotFirst(t *testing.T) {
+	sound := func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "audio/pcm")
+			w.Header().Set("Content-Length", "20000")
+			_, _ = w.Write(make([]byte, 20000))
+		})
+	}
+	w := newWorld(t, setup{around: sound, limits: []proxy.Limit{limit(proxy.Concurrency, 1)}})
+	for range 50 {
+		if a := w.do(call{path: "/v1/audio/speech", body: `{"model":"m","input":"hello"}`}).want(t, 200); len(a.body) != 20000 {
+			t.Fatalf("%d bytes came", len(a.body))
+		}
 	}
 }
