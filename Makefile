@@ -32,8 +32,11 @@ sim:
 system:
 	@echo "no cluster to cut and kill yet; the tests with real processes run in make test"
 
-generate:
-	@echo "nothing is generated yet"
+generate: ## the protobuf code; needs protoc 3.21 or later
+	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
+	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
+		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto
 
 SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK; nothing may be left behind

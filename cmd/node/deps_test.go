@@ -25,7 +25,11 @@ type arrow struct {
 var arrows = []arrow{
 	{"limiter", nil},
 	{"lease", []string{"limiter"}},
-	{"cluster/ledger", []string{"limiter"}},
+	{"cluster/ledger/ledgerpb", nil},
+	{"cluster/ledger", []string{"limiter", "cluster/ledger/ledgerpb"}},
+	{"cluster/clusterpb", nil},
+	{"cluster/clustertest", []string{"cluster", "cluster/ledger", "cluster/ledger/ledgerpb"}},
+	{"cluster", []string{"cluster/ledger", "cluster/ledger/ledgerpb", "cluster/clusterpb"}},
 	{"proxy/openai", nil},
 	{"proxy/admin", nil},
 	{"proxy/contentlog", nil},
