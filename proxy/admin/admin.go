@@ -2,143 +2,198 @@
 // listener of its own.
 //
 // Health and metrics are open to whoever reaches the listener; everything below
-// /admin/v1 needs the bearer token, compared in constant time. Answers are JSON; errors
-// have the shape {"error": {"message": …}}, a policy with all its problems; for paths and
+// /admin/v1 needs a bearer token, and each route the role that routes gives it. Answers
+// are JSON; errors have the shape {"error": {"message": …, "code": …}}; for paths and
 // methods that do not exist net/http answers in its own words.
 //
 // It holds no state and decides nothing: what it shows and does comes through Config. It
-// leaves out the console and whatever needs more than one node.
+// checks what can be checked without the ledger: shapes, names of kinds and roles, spans
+// of time. It leaves out the console.
 package admin
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/json"
-	"errors"
-	"fmt"
+	"context"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// maxBody bounds what the admin API takes, in bytes: a large policy.
-const maxBody = 64 << 20
+// Bounds.
+const (
+	maxPolicy = 64 << 20 // bytes: a large policy
+	maxAsk    = 1 << 16  // bytes of any other body
+	maxBackup = 4 << 30  // bytes of a ledger's backup
+
+	// MaxAudit bounds the entries of one answer.
+	MaxAudit = 10_000
+	// MaxNodeFor bounds what one node decides alone, without a quorum.
+	MaxNodeFor = 24 * time.Hour
+	// MaxOverlap bounds how long a rotated key outlives its rotation.
+	MaxOverlap = 90 * 24 * time.Hour
+
+	restoreTime = 30 * time.Minute // a backup may come slowly
+)
 
 // Config is what the admin API needs of the node. All functions must be safe for
-// concurrent use.
+// concurrent use. A function that is nil answers 501. Errors may be *Error; others are
+// 500. Functions that change something get who wants it, for the audit log; those that
+// need a quorum and have none fail with NoQuorum and say what helps; where the outcome is
+// not known they fail with Unknown.
 type Config struct {
-	Token    string // "" refuses everything below /admin/v1
+	// Token has the role admin and the name root; "": there is none.
+	Token string
+	// Authorize finds the holder of any other token. It must not take longer for a token
+	// that is nearly right: look it up by its hash.
+	Authorize func(token string) (Actor, bool)
+
 	Gatherer prometheus.Gatherer
 	Ready    func() error // why the node should get no traffic; nil if it should
 	Status   func() Status
-	Policy   func() []byte // as applied
-	// Apply takes a policy over, or with dry only says what it would change. A wrong
-	// policy changes nothing and gives an error that marshals its problems.
-	Apply   func(text []byte, dry bool) (Applied, error)
-	Keys    func() []Key
-	Tenants func() []Tenant
-	Levels  func(tenant string) []Level // nil: no such tenant
-	Explain func(ExplainRequest) (any, error)
+	Tenants  func() []Tenant
+	Levels   func(tenant string) []Level // nil: no such tenant
+	Explain  func(ExplainRequest) (any, error)
+
+	// PolicyText gives a revision, or with 0 what is in force.
+	PolicyText      func(ctx context.Context, revision uint64) (PolicyText, error)
+	PolicyRevisions func(context.Context) ([]PolicyRevision, error)
+	// ApplyPolicy changes all or nothing; a wrong policy is Invalid, another revision in
+	// force than expected a Conflict.
+	ApplyPolicy func(context.Context, Actor, PolicyChange) (Applied, error)
+	RollBack    func(context.Context, Actor, Rollback) (Applied, error)
+
+	ListKeys  func(context.Context) ([]Key, error) // used last on any node
+	CreateKey func(context.Context, Actor, NewKey) (CreatedKey, error)
+	RotateKey func(context.Context, Actor, KeyRotation) (CreatedKey, error)
+	RevokeKey func(ctx context.Context, by Actor, id string) (Done, error) // for ever
+
+	Kills   func(context.Context) ([]Kill, error)
+	SetKill func(context.Context, Actor, KillSwitch) (Done, error)
+	Ladder  func(context.Context) ([]Rung, error) // every rung there is
+	SetRung func(context.Context, Actor, RungChange) (Done, error)
+
+	Members      func(context.Context) ([]Member, error)
+	RemoveMember func(ctx context.Context, by Actor, name string) (Done, error)
+	Audit        func(context.Context, AuditFilter) ([]AuditEntry, error) // the newest last
+	Tokens       func(context.Context) ([]Token, error)
+	CreateToken  func(context.Context, Actor, NewToken) (CreatedToken, error)
+	RevokeToken  func(ctx context.Context, by Actor, name string) (Done, error)
+
+	Ledger func(context.Context) (LedgerInfo, error)
+	// Backup writes a consistent copy, of the leader's state or with stale of this node's.
+	Backup func(ctx context.Context, w io.Writer, stale bool) error
+	// Restore replaces the ledger's content on all nodes; without force only an empty one's.
+	Restore func(ctx context.Context, by Actor, r io.Reader, force bool) (Restored, error)
+
+	// This node's own, without a quorum; they expire.
+	Override    func(context.Context) (*Override, error) // nil: none
+	SetOverride func(context.Context, Actor, OverrideChange) (Done, error)
+	NodeKills   func(context.Context) ([]Kill, error)
+	SetNodeKill func(context.Context, Actor, KillSwitch) (Done, error)
 
 	ExportContent func(io.Writer, ContentFilter) error
 	EraseContent  func(ContentFilter) (int, error)
+
+	// What one node alone has in place of PolicyText, ApplyPolicy and ListKeys; used where
+	// those are nil.
+	Policy func() []byte
+	Apply  func(text []byte, dry bool) (Applied, error)
+	Keys   func() []Key
 }
 
-// ContentFilter says which kept prompts and answers are meant; empty fields mean all.
-type ContentFilter struct {
-	Tenant, User string
-	Since, Until time.Time // from Since on, before Until
+// alone puts what one node alone has in the place of what a cluster has.
+func (c Config) alone() Config {
+	if c.PolicyText == nil && c.Policy != nil {
+		c.PolicyText = func(_ context.Context, revision uint64) (PolicyText, error) {
+			if revision != 0 {
+				return PolicyText{}, Errorf(NotFound, "a node alone keeps only the policy in force")
+			}
+			return PolicyText{Text: c.Policy()}, nil
+		}
+	}
+	if c.ApplyPolicy == nil && c.Apply != nil {
+		c.ApplyPolicy = func(_ context.Context, _ Actor, p PolicyChange) (Applied, error) {
+			a, err := c.Apply(p.Text, p.DryRun)
+			return a, coded(Invalid, err)
+		}
+	}
+	if c.ListKeys == nil && c.Keys != nil {
+		c.ListKeys = func(context.Context) ([]Key, error) { return c.Keys(), nil }
+	}
+	return c
 }
 
-// Status is a node at a glance.
-type Status struct {
-	Node           string    `json:"node"`
-	Version        string    `json:"version"`
-	UptimeSeconds  int64     `json:"uptime_seconds"`
-	Ready          bool      `json:"ready"`
-	NotReady       string    `json:"not_ready,omitempty"`
-	Listen         string    `json:"listen"`
-	ClusterListen  string    `json:"cluster_listen"`
-	PolicyRevision uint64    `json:"policy_revision"`
-	PolicySource   string    `json:"policy_source"`
-	Tenants        int       `json:"tenants"`
-	Keys           int       `json:"keys"`
-	Models         []string  `json:"models"`
-	Buckets        int       `json:"buckets"`
-	Backends       []Backend `json:"backends"`
+// route is a call of the API and the least role that may make it.
+type route struct {
+	pattern string // below /admin/v1/
+	role    Role
+	handler http.Handler
 }
 
-// Backend is one endpoint.
-type Backend struct {
-	Name      string `json:"name"`
-	Endpoint  string `json:"endpoint"`
-	URL       string `json:"url"`
-	State     string `json:"state"`
-	Draining  bool   `json:"draining,omitempty"`
-	InFlight  int    `json:"in_flight"`
-	Slots     int    `json:"slots"` // 0: unbounded
-	LastError string `json:"last_error,omitempty"`
-}
+// routes are all there are below /admin/v1/.
+func (c Config) routes() []route {
+	return []route{
+		{"GET status", RoleRead, get(c.Status)},
+		{"GET tenants", RoleRead, get(c.Tenants)},
+		{"GET limits/{tenant}", RoleRead, http.HandlerFunc(c.getLimits)},
+		{"POST explain", RoleRead, http.HandlerFunc(c.postExplain)},
 
-// Applied is what a policy changed.
-type Applied struct {
-	Revision uint64   `json:"revision"`
-	DryRun   bool     `json:"dry_run,omitempty"`
-	Changes  []string `json:"changes"`
-}
+		{"GET policy", RoleRead, http.HandlerFunc(c.getPolicy)},
+		{"GET policy/revisions", RoleRead, list(c.PolicyRevisions)},
+		{"PUT policy", RoleAdmin, change(c.ApplyPolicy, readPolicyChange)},
+		{"POST policy/rollback", RoleAdmin, change(c.RollBack, readRollback)},
 
-// Key is a key without its secret.
-type Key struct {
-	ID       string `json:"id"`
-	Tenant   string `json:"tenant"`
-	Name     string `json:"name,omitempty"`
-	Status   string `json:"status"` // active | revoked | expired | suspended
-	Expires  string `json:"expires,omitempty"`
-	LastUsed string `json:"last_used,omitempty"` // since the node started
-}
+		{"GET keys", RoleRead, list(c.ListKeys)},
+		{"POST keys", RoleAdmin, change(c.CreateKey, readNewKey)},
+		{"POST keys/{id}/rotate", RoleAdmin, change(c.RotateKey, readRotation)},
+		{"DELETE keys/{id}", RoleOperate, change(c.RevokeKey, pathValue("id"))},
 
-// Tenant is one tenant.
-type Tenant struct {
-	Name      string `json:"name"`
-	Plan      string `json:"plan"`
-	Keys      int    `json:"keys"`
-	Suspended bool   `json:"suspended,omitempty"`
-}
+		{"GET kill", RoleRead, list(c.Kills)},
+		{"PUT kill/{kind}", RoleOperate, change(c.SetKill, readKill(true))},
+		{"PUT kill/{kind}/{name...}", RoleOperate, change(c.SetKill, readKill(true))},
+		{"DELETE kill/{kind}", RoleOperate, change(c.SetKill, readKill(false))},
+		{"DELETE kill/{kind}/{name...}", RoleOperate, change(c.SetKill, readKill(false))},
+		{"GET ladder", RoleRead, list(c.Ladder)},
+		{"PUT ladder/{rung}", RoleOperate, change(c.SetRung, readRung)},
 
-// Level is one bucket. Amounts are in the unit; nano-dollars for usd.
-type Level struct {
-	Limit    string `json:"limit"`
-	Scope    string `json:"scope"`
-	Unit     string `json:"unit"`
-	Subject  string `json:"subject,omitempty"`
-	Level    int64  `json:"level"`
-	Capacity int64  `json:"capacity"`
-	ResetMS  int64  `json:"reset_ms"` // until it is full; -1: not by waiting
-}
+		{"GET members", RoleRead, list(c.Members)},
+		{"DELETE members/{name}", RoleAdmin, change(c.RemoveMember, pathValue("name"))},
+		{"GET audit", RoleRead, http.HandlerFunc(c.getAudit)},
+		{"GET tokens", RoleRead, list(c.Tokens)},
+		{"POST tokens", RoleAdmin, change(c.CreateToken, readNewToken)},
+		{"DELETE tokens/{name}", RoleAdmin, change(c.RevokeToken, pathValue("name"))},
 
-// ExplainRequest asks whether a request would be admitted now.
-type ExplainRequest struct {
-	Tenant string `json:"tenant"`
-	Key    string `json:"key"` // the key's id; "" takes any of the tenant's
-	User   string `json:"user"`
-	Model  string `json:"model"`
-	Input  int64  `json:"input_tokens"`
-	Output int64  `json:"output_tokens"`
+		{"GET ledger", RoleRead, one(c.Ledger)},
+		{"GET ledger/backup", RoleAdmin, http.HandlerFunc(c.getBackup)},
+		{"POST ledger/restore", RoleAdmin, http.HandlerFunc(c.postRestore)},
+
+		{"GET node/override", RoleRead, one(c.Override)},
+		{"PUT node/override", RoleOperate, change(c.SetOverride, readOverride)},
+		{"DELETE node/override", RoleOperate, change(c.SetOverride, noOverride)},
+		{"GET node/kill", RoleRead, list(c.NodeKills)},
+		{"PUT node/kill/{kind}", RoleOperate, change(c.SetNodeKill, readNodeKill(true))},
+		{"PUT node/kill/{kind}/{name...}", RoleOperate, change(c.SetNodeKill, readNodeKill(true))},
+		{"DELETE node/kill/{kind}", RoleOperate, change(c.SetNodeKill, readNodeKill(false))},
+		{"DELETE node/kill/{kind}/{name...}", RoleOperate, change(c.SetNodeKill, readNodeKill(false))},
+
+		// What people wrote is more than a look at the machines.
+		{"GET content", RoleAdmin, http.HandlerFunc(c.getContent)},
+		{"DELETE content", RoleAdmin, http.HandlerFunc(c.deleteContent)},
+	}
 }
 
 // Handler serves everything.
 func Handler(c Config) http.Handler {
+	c = c.alone()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"status": "alive"})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := c.Ready(); err != nil {
-			writeError(w, http.StatusServiceUnavailable, err)
+			writeJSON(w, http.StatusServiceUnavailable, map[string]any{"error": map[string]any{"message": err.Error(), "code": "not_ready"}})
 			return
 		}
 		writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
@@ -146,148 +201,10 @@ func Handler(c Config) http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{}))
 
 	api := http.NewServeMux()
-	api.HandleFunc("GET /admin/v1/status", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.Status()) })
-	api.HandleFunc("GET /admin/v1/tenants", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.Tenants()) })
-	api.HandleFunc("GET /admin/v1/keys", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, c.Keys()) })
-	api.HandleFunc("GET /admin/v1/policy", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/yaml")
-		_, _ = w.Write(c.Policy()) // the client may be gone
-	})
-	api.HandleFunc("PUT /admin/v1/policy", c.putPolicy)
-	api.HandleFunc("GET /admin/v1/limits/{tenant}", func(w http.ResponseWriter, r *http.Request) {
-		levels := c.Levels(r.PathValue("tenant"))
-		if levels == nil {
-			writeError(w, http.StatusNotFound, errors.New("there is no such tenant; GET /admin/v1/tenants lists them"))
-			return
-		}
-		writeJSON(w, http.StatusOK, levels)
-	})
-	api.HandleFunc("POST /admin/v1/explain", c.postExplain)
-	api.HandleFunc("GET /admin/v1/content", c.getContent)
-	api.HandleFunc("DELETE /admin/v1/content", c.deleteContent)
-	mux.Handle("/admin/v1/", c.authorized(api))
+	for _, r := range c.routes() {
+		api.Handle(below(r.pattern), c.authorized(r.role, r.handler))
+	}
+	// What does not exist is told only to those who may look.
+	mux.Handle("/admin/v1/", gate(api, c.authorized(RoleRead, api)))
 	return mux
-}
-
-// authorized lets only the bearer of the token through. Hashing first makes the
-// comparison's time independent of the length, too.
-func (c Config) authorized(next http.Handler) http.Handler {
-	want := sha256.Sum256([]byte(c.Token))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		got := sha256.Sum256([]byte(token))
-		if !ok || c.Token == "" || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
-			writeError(w, http.StatusUnauthorized, errors.New("the admin token is missing or wrong; send it as `Authorization: Bearer TOKEN` (HEADGATE_ADMIN_TOKEN)"))
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-func (c Config) putPolicy(w http.ResponseWriter, r *http.Request) {
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		writeError(w, http.StatusRequestEntityTooLarge, err)
-		return
-	}
-	applied, err := c.Apply(text, r.URL.Query().Get("dry_run") == "true")
-	if err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, applied)
-}
-
-func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
-	var q ExplainRequest
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&q); err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
-	}
-	if q.Input < 0 || q.Output < 0 {
-		writeError(w, http.StatusBadRequest, errors.New("input_tokens and output_tokens must not be negative"))
-		return
-	}
-	e, err := c.Explain(q)
-	if err != nil {
-		writeError(w, http.StatusNotFound, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, e)
-}
-
-// getContent exports the content log as JSON lines.
-func (c Config) getContent(w http.ResponseWriter, r *http.Request) {
-	f, err := filter(r)
-	if err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
-	}
-	w.Header().Set("Content-Type", "application/jsonl")
-	if err := c.ExportContent(w, f); err != nil {
-		panic(http.ErrAbortHandler) // part of it is out: only a broken connection says so
-	}
-}
-
-// deleteContent erases what the filter names, also what waits to be written.
-func (c Config) deleteContent(w http.ResponseWriter, r *http.Request) {
-	f, err := filter(r)
-	if err == nil && f.Tenant == "" && f.User == "" {
-		err = errors.New("name a tenant or a user to erase")
-	}
-	if err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
-	}
-	n, err := c.EraseContent(f)
-	if err != nil {
-		writeError(w, http.StatusInternalServerError, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, Erased{n})
-}
-
-// Erased is how many requests were erased from the content log.
-type Erased struct {
-	Erased int `json:"erased"`
-}
-
-// filter reads tenant, user, since and until of the query.
-func filter(r *http.Request) (f ContentFilter, err error) {
-	q := r.URL.Query()
-	f.Tenant, f.User = q.Get("tenant"), q.Get("user")
-	for name, t := range map[string]*time.Time{"since": &f.Since, "until": &f.Until} {
-		if s := q.Get(name); s != "" {
-			if *t, err = ParseTime(s); err != nil {
-				return f, fmt.Errorf("%s: %w", name, err)
-			}
-		}
-	}
-	return f, nil
-}
-
-// ParseTime reads a day (midnight UTC) or a moment.
-func ParseTime(s string) (time.Time, error) {
-	for _, form := range [...]string{time.DateOnly, time.RFC3339} {
-		if t, err := time.Parse(form, s); err == nil {
-			return t, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("%q is not a date: write 2026-01-15 or 2026-01-15T12:00:00Z", s)
-}
-
-func writeError(w http.ResponseWriter, status int, err error) {
-	writeJSON(w, status, map[string]any{"error": map[string]any{"message": err.Error()}})
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	raw, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		status, raw = http.StatusInternalServerError, []byte(`{"error": {"message": "the answer can't be written as JSON"}}`)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(append(raw, '\n')) // the client may be gone
 }
