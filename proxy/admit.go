@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -14,10 +15,13 @@ import (
 type reservation struct {
 	open         bool
 	refusedModel bool // the last refusal was of a limit on the model
+	cut          bool // the node was cut off from its cluster when the charges were named
 	n            int
 	limits       [limiter.MaxCharges]*Limit
 	charges      [limiter.MaxCharges]limiter.Charge
 	decisions    [limiter.MaxCharges]limiter.Decision
+	aparts       int
+	apart        [limiter.MaxCharges]apart
 
 	inTokens, outTokens, nanoUSD int64 // as estimated
 }
@@ -27,8 +31,7 @@ type reservation struct {
 // never shows in the cheapest.
 func (x *exchange) admit() error {
 	x.estimate()
-	x.charge(func(*Limit) bool { return true })
-	return x.take()
+	return x.take(func(*Limit) bool { return true })
 }
 
 // chargeMalformed lets a request that cannot be served cost its `requests` units, so
@@ -38,8 +41,7 @@ func (x *exchange) chargeMalformed(err error) error {
 		return err
 	}
 	x.model = nil
-	x.charge(func(l *Limit) bool { return l.Unit == Requests && l.Scope&ScopeModel == 0 })
-	if refused := x.take(); refused != nil {
+	if refused := x.take(func(l *Limit) bool { return l.Unit == Requests && l.Scope&ScopeModel == 0 }); refused != nil {
 		return refused
 	}
 	x.settle(outcomeMalformed)
@@ -48,10 +50,9 @@ func (x *exchange) chargeMalformed(err error) error {
 
 // admitRequest charges a request that runs no model: its requests and its slot.
 func (x *exchange) admitRequest() error {
-	x.charge(func(l *Limit) bool {
+	return x.take(func(l *Limit) bool {
 		return (l.Unit == Requests || l.Unit == Concurrency) && (x.model != nil || l.Scope&ScopeModel == 0)
 	})
-	return x.take()
 }
 
 // estimate fills in what the answer may cost at most, or at the 90th percentile of
@@ -69,16 +70,22 @@ func (x *exchange) estimate() {
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), 0)
 }
 
-// charge names the buckets of the limits that keep lets through.
+// charge names the buckets of the limits that keep lets through, and sets those apart that
+// are not for their buckets to decide.
 func (x *exchange) charge(keep func(*Limit) bool) {
 	r := &x.res
-	r.n = 0
+	r.n, r.aparts, r.cut = 0, 0, x.p.Degraded()
 	if x.user == "" {
 		x.user = keyUser + x.caller.KeyID
 	}
 	for i := range x.caller.Limits {
 		l := &x.caller.Limits[i]
-		if !keep(l) || r.n == len(r.charges) {
+		if !keep(l) || r.n+r.aparts == len(r.charges) {
+			continue
+		}
+		if s := x.p.standing(l, r.cut); s != byBucket {
+			r.apart[r.aparts] = apart{l, s}
+			r.aparts++
 			continue
 		}
 		r.limits[r.n] = l
@@ -89,11 +96,16 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 	}
 }
 
-// take takes the charges, waiting where the limits say so. While it waits it holds nothing.
-func (x *exchange) take() error {
+// take takes the charges of the limits that keep lets through, waiting where they say so.
+// While it waits it holds nothing, and the node may be cut off or come back.
+func (x *exchange) take(keep func(*Limit) bool) error {
 	r := &x.res
 	var waited time.Duration
 	for {
+		x.charge(keep)
+		if e := x.refusedApart(); e != nil {
+			return e
+		}
 		now := x.p.Now()
 		i := x.p.cfg.Limits.Take(now, r.charges[:r.n], r.decisions[:r.n])
 		x.p.met.decided.Observe(time.Duration(x.p.Now() - now).Seconds())
@@ -108,7 +120,7 @@ func (x *exchange) take() error {
 		l, d := r.limits[i], r.decisions[i]
 		r.refusedModel = l.Scope&ScopeModel != 0
 		if !r.mayWait(waited) {
-			x.p.met.refused(l)
+			x.p.met.refused(l, r.mode())
 			return errLimit(l, d, r.charges[i].Cost)
 		}
 		if err := x.hold(d.RetryAfter); err != nil {
@@ -116,6 +128,20 @@ func (x *exchange) take() error {
 		}
 		waited += d.RetryAfter
 	}
+}
+
+// refusedApart is the refusal by a limit whose bucket is not asked, nil if there is none.
+// Another model would meet the same limit.
+func (x *exchange) refusedApart() error {
+	r := &x.res
+	for _, a := range r.apart[:r.aparts] {
+		if e := a.refusal(); e != nil {
+			x.p.met.refused(a.limit, r.mode())
+			r.refusedModel, r.n = false, 0 // nothing was decided that headers could tell
+			return e
+		}
+	}
+	return nil
 }
 
 // mayWait: every limit that refuses says that the request may be held until it conforms.
@@ -192,7 +218,12 @@ func (x *exchange) settle(o outcome) {
 // Explanation says whether a request would be admitted now, and why.
 type Explanation struct {
 	Admitted bool           `json:"admitted"`
-	Refused  string         `json:"refused_by,omitempty"`
+	Refused  string         `json:"refused_by,omitempty"` // a limit, max_buckets, a rung, or "kill switch"
+	Reason   string         `json:"reason,omitempty"`     // of a kill switch or a rung, as the client would read it
+	Model    string         `json:"model"`                // the one that would be tried first
+	Rungs    []string       `json:"rungs,omitempty"`      // of the ladder, that change this request
+	Degraded bool           `json:"degraded,omitempty"`   // the node is cut off from its cluster
+	Override string         `json:"override,omitempty"`   // the mode that replaces every limit's while it is
 	Limits   []ExplainLimit `json:"limits"`
 	Input    int64          `json:"input_tokens"`
 	Output   int64          `json:"output_tokens"`
@@ -209,30 +240,74 @@ type ExplainLimit struct {
 	Admitted     bool   `json:"admitted"`
 	Shadow       bool   `json:"shadow,omitempty"`
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"` // -1: waiting is useless
+	// Instead is why its bucket was not asked: allow or deny, since the node is cut off, or
+	// no_share, since this node holds none.
+	Instead string `json:"instead,omitempty"`
 }
 
 // Explain decides on a request of c for in and out tokens of a model, without charging it.
 func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanation, error) {
-	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: user}
-	if x.model = x.mayUse(model); x.model == nil {
+	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: user, class: c.Class, start: time.Now()}
+	if x.snap == nil {
+		return Explanation{}, errNotReady()
+	}
+	asked := x.mayUse(model)
+	if asked == nil {
 		return Explanation{}, errModel(model)
 	}
+	x.model = x.candidates(asked)[0]
 	r := &x.res
 	r.inTokens, r.outTokens = in, out
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: in, Output: out, Known: true}, 0, 0)
 	x.charge(func(*Limit) bool { return true })
-	i := p.cfg.Limits.Peek(p.Now(), r.charges[:r.n], r.decisions[:r.n])
-	e := Explanation{Admitted: i == -1, Input: in, Output: out, NanoUSD: r.nanoUSD}
-	if i >= 0 {
+	e := Explanation{Model: x.model.Name, Degraded: r.cut, Input: in, Output: out, NanoUSD: r.nanoUSD}
+	if m, _, ok := p.Override(); ok {
+		e.Override = m.String()
+	}
+	if x.smaller {
+		e.Rungs = append(e.Rungs, rungSmaller)
+	}
+	x.explainLimits(&e)
+	if shed := x.shed(); shed != nil {
+		e.Rungs = append(e.Rungs, rungShed)
+		e.Refused, e.Reason = rungShed, shed.Message
+	}
+	s := p.switches.Load()
+	if killed := cmp.Or(s.bars(c), s.barsModel(model, asked)); killed != nil {
+		e.Refused, e.Reason = "kill switch", killed.Message
+	}
+	e.Admitted = e.Refused == ""
+	return e, nil
+}
+
+// explainLimits decides by the limits alone.
+func (x *exchange) explainLimits(e *Explanation) {
+	r := &x.res
+	switch i := x.p.cfg.Limits.Peek(x.p.Now(), r.charges[:r.n], r.decisions[:r.n]); {
+	case i >= 0:
 		e.Refused = r.limits[i].Name
+	case i < -1:
+		e.Refused = "max_buckets"
 	}
 	for j, l := range r.limits[:r.n] {
 		d := r.decisions[j]
-		el := ExplainLimit{Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: r.charges[j].Cost, Remaining: d.Remaining, Admitted: d.Admitted, Shadow: l.Shadow}
+		el := explained(l, r.charges[j].Cost)
+		el.Remaining, el.Admitted = d.Remaining, d.Admitted
 		if el.RetryAfterMS = ceilDiv(int64(d.RetryAfter), int64(time.Millisecond)); d.RetryAfter == limiter.Never {
 			el.RetryAfterMS = -1
 		}
 		e.Limits = append(e.Limits, el)
 	}
-	return e, nil
+	for _, a := range r.apart[:r.aparts] {
+		el := explained(a.limit, a.limit.Unit.cost(r.inTokens, r.outTokens, r.nanoUSD))
+		el.Admitted, el.Instead = a.standing == allowed, a.standing.String()
+		if a.refusal() != nil && e.Refused == "" {
+			e.Refused = a.limit.Name
+		}
+		e.Limits = append(e.Limits, el)
+	}
+}
+
+func explained(l *Limit, cost int64) ExplainLimit {
+	return ExplainLimit{Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: cost, Shadow: l.Shadow}
 }

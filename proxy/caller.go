@@ -60,6 +60,9 @@ type Limit struct {
 	Wait     time.Duration // hold a request that will conform within it instead of refusing
 	Shadow   bool
 	Oversize limiter.Oversize
+
+	Unavailable Mode // what holds while the node is cut off from its cluster
+	None        bool // this node's share is nothing: the limit is smaller than the number of nodes
 }
 
 // Model is a served model with its prices bound in.

@@ -34,6 +34,8 @@ type Error struct {
 	Jitter     bool          // capacity: spread the retries; quota's is exact
 
 	allow     string // the method that a 405 names
+	dropped   string // X-Headgate-Dropped: which valve shed it
+	degraded  string // X-Headgate-Degraded, in place of what the answer would say
 	malformed bool   // the request itself is at fault: counts in the errors bucket
 	err       error  // the cause, for the log only
 }
@@ -74,6 +76,46 @@ func errForbidden(param, format string, args ...any) *Error {
 func errModel(name string) *Error {
 	e := newError(http.StatusNotFound, "model_not_found", "The model `%s` does not exist or this key may not use it; GET /v1/models lists those it may.", clip(name, 128))
 	e.Param, e.malformed = "model", true
+	return e
+}
+
+// errKilled names the switch and its reason. Nothing that the client does can help.
+func errKilled(kind, name string, k *Kill) *Error {
+	what := "the gateway"
+	if name != "" {
+		what = fmt.Sprintf("%s %q", kind, clip(name, 128))
+	}
+	e := newError(http.StatusForbidden, "killed", "%s was switched off by the operator (kill switch: %s)", what, kind)
+	if k.Reason != "" {
+		e.Message += ": " + clip(k.Reason, 512)
+	}
+	e.RetryAfter = limiter.Never
+	return e
+}
+
+// errNotReady: there is no policy yet to know anybody by.
+func errNotReady() *Error {
+	return newError(http.StatusServiceUnavailable, "not_ready", "this node has not joined its cluster yet; try again shortly, or ask another node").retry(halfSecond)
+}
+
+// errShed: the rung that sheds best_effort is thrown.
+func errShed() *Error {
+	e := newError(http.StatusTooManyRequests, "over_capacity", "requests of class best_effort are refused for now, to keep room for others; this is not your quota").retry(shedPause)
+	e.dropped = "shed_class"
+	return e
+}
+
+// errCutOff: the limit may not be decided without the cluster.
+func errCutOff(l *Limit) *Error {
+	e := newError(http.StatusTooManyRequests, "over_capacity", "this node is cut off from its cluster, and limit %q refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
+	e.Limit, e.Scope, e.Unit, e.degraded = l.Name, l.Scope.String(), l.Unit.String(), Deny.String()
+	return e
+}
+
+// errShareless: another node may hold a share.
+func errShareless(l *Limit) *Error {
+	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "this node holds no share of limit %q: it is smaller than the number of nodes; try again, another node may answer, or ask for a larger limit", l.Name)
+	e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), time.Second
 	return e
 }
 
@@ -150,6 +192,12 @@ func (e *Error) retry(after time.Duration) *Error {
 	return e
 }
 
+// Pauses before jitter. Half a second is shown as a Retry-After of one.
+const (
+	halfSecond = 500 * time.Millisecond
+	shedPause  = 10 * time.Second
+)
+
 // maxUsefulWait is the longest Retry-After that a client library should sit out. Some
 // obey any value without a cap, so that a daily quota would hang them for hours.
 const maxUsefulWait = time.Minute
@@ -158,6 +206,12 @@ const maxUsefulWait = time.Minute
 func (e *Error) write(w http.ResponseWriter, r *http.Request, requestID string) {
 	h := w.Header()
 	e.retryHeaders(h)
+	if e.dropped != "" {
+		h.Set("X-Headgate-Dropped", e.dropped)
+	}
+	if e.degraded != "" {
+		h.Set("X-Headgate-Degraded", e.degraded)
+	}
 	var body any
 	switch {
 	case strings.Contains(r.Header.Get("Accept"), "application/problem+json"):
@@ -226,11 +280,11 @@ func (e *Error) problem(path string) map[string]any {
 	delete(f, "param")
 	f["title"], f["status"], f["detail"], f["instance"] = http.StatusText(e.Status), e.Status, e.Message, path
 	switch {
+	case e.Code == "over_capacity" || e.Code == "no_backend" || e.Code == "not_ready":
+		f["type"] = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	case e.Limit != "":
 		f["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 		f["violated-policies"] = []string{e.Limit}
-	case e.Code == "over_capacity" || e.Code == "no_backend":
-		f["type"] = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	}
 	return f
 }

@@ -122,11 +122,7 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 		return nil, err
 	}
 	copyHeaders(req.Header, x.r.Header)
-	for name := range req.Header {
-		if strings.HasPrefix(name, "X-Headgate-") {
-			req.Header.Del(name)
-		}
-	}
+	dropOurs(req.Header)
 	req.Header.Del("Authorization")
 	for _, name := range [...]string{"X-Api-Key", "Api-Key", "Cookie", "Expect"} { // credentials are the gateway's to check, not the backend's to see
 		req.Header.Del(name)
@@ -193,12 +189,10 @@ func (x *exchange) asksUsage() bool {
 // relay passes an answer on, metering it on the way.
 func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func()) error {
 	h := x.w.Header()
+	dropOurs(resp.Header) // a backend may be a gateway too
 	copyHeaders(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
 	h.Set("X-Headgate-Backend", x.answer.backend)
-	if x.in.HasModel && x.model != nil && x.model != x.snap.Models[x.in.Model] {
-		h.Set("X-Headgate-Degraded", "model="+x.model.Name)
-	}
 	x.answer.status = resp.StatusCode
 	src := &source{ctx: ctx, r: resp.Body, alive: alive}
 	dst := &sink{x: x, flusher: http.NewResponseController(x.w)}
@@ -537,7 +531,7 @@ type sink struct {
 func (d *sink) Write(p []byte) error {
 	x := d.x
 	if !x.answer.started {
-		x.rateHeaders()
+		x.stateHeaders()
 		x.answer.started = true
 		x.w.WriteHeader(x.answer.status)
 	}
@@ -599,6 +593,15 @@ func copyHeaders(dst, src http.Header) {
 	for _, c := range src["Connection"] {
 		for name := range strings.SplitSeq(c, ",") {
 			dst.Del(strings.TrimSpace(name))
+		}
+	}
+}
+
+// dropOurs removes what is between the gateway and its clients.
+func dropOurs(h http.Header) {
+	for name := range h {
+		if strings.HasPrefix(name, "X-Headgate-") {
+			delete(h, name)
 		}
 	}
 }

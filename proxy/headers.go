@@ -14,6 +14,32 @@ import (
 // nanoPerCent turns nano-dollars into the cents in which headers show money.
 const nanoPerCent = 10_000_000
 
+// stateHeaders tells the client in which ways this answer is less than what it asked for,
+// and where it stands with its limits.
+func (x *exchange) stateHeaders() {
+	if d := x.degraded(); d != "" {
+		x.w.Header().Set("X-Headgate-Degraded", d)
+	}
+	x.rateHeaders()
+}
+
+// degraded lists the ways, which are few: it runs on every request.
+func (x *exchange) degraded() string {
+	var quota, model string
+	if x.res.cut || x.p.Degraded() {
+		quota = "quota"
+	}
+	if x.gotErr == nil && x.asked != nil && x.model != x.asked {
+		if model = "model=" + x.model.Name; x.smaller {
+			model = rungSmaller + ", " + model
+		}
+	}
+	if quota != "" && model != "" {
+		return quota + ", " + model
+	}
+	return quota + model
+}
+
 // rateHeaders tells the client where it stands: the IETF draft's lists with an item for
 // each limit, the tightest one in X-RateLimit-*, and the vendors' own. It runs on every
 // request, so it spells header names as net/http keeps them and takes one block of memory

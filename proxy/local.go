@@ -10,14 +10,17 @@ import (
 	"time"
 )
 
-// serveModels lists the models that the key may use, as the backends describe them.
+// serveModels lists the models that the key may use now, as the backends describe them.
 func (x *exchange) serveModels() error {
 	if err := x.admitRequest(); err != nil {
 		return err
 	}
 	data := []json.RawMessage{}
+	s := x.p.switches.Load()
 	for _, name := range x.modelNames() {
-		data = append(data, x.describe(x.snap.Models[name], name))
+		if m := x.snap.Models[name]; s.killed(name, m) == nil {
+			data = append(data, x.describe(m, name))
+		}
 	}
 	return x.answerJSON(map[string]any{"object": "list", "data": data})
 }
@@ -27,6 +30,9 @@ func (x *exchange) serveModel() error {
 	m := x.mayUse(x.pathID)
 	if m == nil {
 		return x.chargeMalformed(errModel(x.pathID))
+	}
+	if e := x.p.switches.Load().barsModel(x.pathID, m); e != nil {
+		return e
 	}
 	if err := x.admitRequest(); err != nil {
 		return err
@@ -83,7 +89,7 @@ func (x *exchange) answerJSON(v any) error {
 		return err
 	}
 	x.settle(outcomeMalformed) // requests stay spent; the slot is free before the answer goes out
-	x.rateHeaders()
+	x.stateHeaders()
 	x.w.Header().Set("Content-Type", "application/json")
 	x.w.Header().Set("Content-Length", strconv.Itoa(len(raw)))
 	x.answer.status, x.answer.started = http.StatusOK, true
@@ -103,6 +109,9 @@ func (x *exchange) serveResponse() error {
 	m := x.mayUse(o.model)
 	if m == nil {
 		return x.chargeMalformed(errModel(o.model))
+	}
+	if e := x.p.switches.Load().barsModel(o.model, m); e != nil {
+		return e
 	}
 	x.model, x.only = m, o.endpoint
 	if err := x.admitRequest(); err != nil {

@@ -34,7 +34,7 @@ const maxTenantLabels = 1000
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
-		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
+		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local, or degraded while the node is cut off from its cluster) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
 		decided:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "headgate_decision_seconds", Help: "One decision over all limits of a request, without waiting.", Buckets: prometheus.ExponentialBuckets(1e-7, 4, 12)}),
 		tokens:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_tokens_total", Help: "Tokens by kind and model. Once nothing is in flight, reserved - refunded + debt = settled."}, []string{"kind", "model"}),
 		seconds:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_request_seconds", Help: "From the request's head to its end, by path (upstream, local, refused).", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 20)}, []string{"path"}),
@@ -53,6 +53,16 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
+// degradedGauge shows Degraded.
+func degradedGauge(p *Proxy) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "headgate_degraded", Help: "1 while the node is cut off from its cluster: it holds no view lease."}, func() float64 {
+		if p.Degraded() {
+			return 1
+		}
+		return 0
+	})
+}
+
 // admitted counts a reservation.
 func (m *metrics) admitted(x *exchange) {
 	m.slots.Inc()
@@ -62,14 +72,23 @@ func (m *metrics) admitted(x *exchange) {
 		if l.Shadow && !r.decisions[i].Admitted {
 			outcome = "shadow_refused"
 		}
-		m.decisions.WithLabelValues(l.Name, "local", outcome).Inc()
+		m.decisions.WithLabelValues(l.Name, r.mode(), outcome).Inc()
+	}
+	for _, a := range r.apart[:r.aparts] {
+		outcome := "admitted"
+		if a.standing != allowed {
+			outcome = "shadow_refused"
+		}
+		m.decisions.WithLabelValues(a.limit.Name, r.mode(), outcome).Inc()
 	}
 	if t := r.inTokens + r.outTokens; t > 0 {
 		m.tokens.WithLabelValues("reserved", x.model.Name).Add(float64(t))
 	}
 }
 
-func (m *metrics) refused(l *Limit) { m.decisions.WithLabelValues(l.Name, "local", "refused").Inc() }
+func (m *metrics) refused(l *Limit, mode string) {
+	m.decisions.WithLabelValues(l.Name, mode, "refused").Inc()
+}
 
 // settled counts the end of a reservation.
 func (m *metrics) settled(x *exchange, tokens, nanoUSD int64) {
@@ -172,7 +191,7 @@ func (x *exchange) outcome() string {
 		return "client_gone"
 	case x.gotErr != nil:
 		switch e := x.gotErr; {
-		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit":
+		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit" || e.Code == "killed" || e.Code == "not_ready":
 			return "refused"
 		case e.Status < http.StatusInternalServerError:
 			return "client_error"

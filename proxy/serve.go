@@ -46,7 +46,7 @@ type Limits interface {
 	Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision)
 }
 
-// Config is what a Proxy is made from. Content may be nil, the rest is needed.
+// Config is what a Proxy is made from. Content and Lease may be nil, the rest is needed.
 type Config struct {
 	NodeID     string
 	Limits     Limits
@@ -56,7 +56,10 @@ type Config struct {
 	Content    ContentLog
 	MaxBody    map[string]int64 // bytes, by route name; "" for the routes not named
 	Registerer prometheus.Registerer
-	Logger     *slog.Logger
+	// Lease says whether the node holds a view lease at now, a reading of the proxy's
+	// clock; nil: always. It is asked on every request, must not block and may be called concurrently.
+	Lease  func(now int64) bool
+	Logger *slog.Logger
 }
 
 // defaultMaxBody is the largest body taken where the configuration says nothing.
@@ -64,21 +67,24 @@ const defaultMaxBody = 8 << 20
 
 // Proxy is the HTTP front door. It is safe for concurrent use.
 type Proxy struct {
-	cfg     Config
-	snap    atomic.Pointer[Snapshot]
-	epoch   time.Time // what now counts from
-	routes  *routes
-	bodies  edge.Bodies
-	est     *estimator
-	owners  owners
-	met     *metrics
-	waiters atomic.Int64
-	uncut   context.Context // ends when Cut is called
-	cut     context.CancelFunc
-	open    sync.WaitGroup // exchanges not yet settled
+	cfg      Config
+	snap     atomic.Pointer[Snapshot] // nil until the first Apply
+	switches atomic.Pointer[Switches] // never nil
+	override atomic.Pointer[override] // nil: never set
+	cutOff   atomic.Bool              // as last logged
+	epoch    time.Time                // what now counts from
+	routes   *routes
+	bodies   edge.Bodies
+	est      *estimator
+	owners   owners
+	met      *metrics
+	waiters  atomic.Int64
+	uncut    context.Context // ends when Cut is called
+	cut      context.CancelFunc
+	open     sync.WaitGroup // exchanges not yet settled
 }
 
-// New makes a Proxy that refuses everything until Apply gave it a snapshot.
+// New makes a Proxy that answers not_ready until Apply gave it a snapshot.
 func New(cfg Config) (*Proxy, error) {
 	met, err := newMetrics(cfg.Registerer)
 	if err != nil {
@@ -86,14 +92,17 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p := &Proxy{cfg: cfg, epoch: time.Now(), routes: newRoutes(), est: newEstimator(), met: met}
 	p.uncut, p.cut = context.WithCancel(context.Background())
-	p.snap.Store(&Snapshot{Lookup: func([32]byte) (*Caller, bool) { return nil, false }})
+	p.SetSwitches(nil)
+	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
 	return p, nil
 }
 
 // Apply makes s what new requests work with.
 func (p *Proxy) Apply(s *Snapshot) { p.snap.Store(s) }
 
-// Snapshot is the one that new requests work with.
+// Snapshot is the one that new requests work with, nil before the first Apply.
 func (p *Proxy) Snapshot() *Snapshot { return p.snap.Load() }
 
 // Cut ends the answers in flight with an error that their clients can read: for a node
@@ -136,13 +145,16 @@ type exchange struct {
 	surface    string
 	class      Class
 	timeout    time.Duration
+	noDegrade  bool // only the model asked for may answer
 
 	route   *route
 	pathID  string
 	body    *edge.Body
 	in      openai.Request
 	earlier int64          // tokens of the response that this one goes on from
-	model   *Model         // the one that answers; asked for is in.Model
+	asked   *Model         // the one asked for
+	model   *Model         // the one that answers
+	smaller bool           // the ladder put a fallback before the one asked for
 	only    string         // the one endpoint that can answer, "" if any
 	owned   string         // the id of the response that was recorded as the caller's
 	slot    *upstream.Slot // of the last attempt; given back once the answer is complete
@@ -199,8 +211,14 @@ func (x *exchange) serve() error {
 	if err := x.prefilter(); err != nil {
 		return err
 	}
+	if x.snap == nil {
+		return errNotReady()
+	}
 	if err := x.authenticate(); err != nil {
 		return err
+	}
+	if e := x.p.switches.Load().bars(x.caller); e != nil {
+		return e
 	}
 	if err := x.identify(); err != nil {
 		return x.chargeMalformed(err)
@@ -217,6 +235,9 @@ func (x *exchange) serve() error {
 	candidates, err := x.resolve()
 	if err != nil {
 		return x.chargeMalformed(err)
+	}
+	if e := x.shed(); e != nil {
+		return e
 	}
 	// A fallback is admitted and charged like the model asked for; what was reserved
 	// for the one before has been given back.
@@ -304,6 +325,13 @@ func (x *exchange) identify() error {
 		}
 		x.class = max(class, c.Class)
 	}
+	switch s := h.Get("X-Headgate-No-Degrade"); s {
+	case "", "false":
+	case "true":
+		x.noDegrade = true
+	default:
+		return malformed(http.StatusBadRequest, "X-Headgate-No-Degrade", "X-Headgate-No-Degrade must be true or false")
+	}
 	if x.timeout == 0 {
 		x.timeout = defaultTimeout
 	}
@@ -326,6 +354,14 @@ func (x *exchange) matchRoute() error {
 		return errForbidden("", "this key may not use the %s routes", rt.name)
 	}
 	x.route, x.pathID = rt, id
+	return nil
+}
+
+// shed refuses what the ladder gives up for the others.
+func (x *exchange) shed() *Error {
+	if x.class == BestEffort && x.p.switches.Load().on(rungShed, x.start) {
+		return errShed()
+	}
 	return nil
 }
 
@@ -396,6 +432,10 @@ func (x *exchange) resolve() ([]*Model, error) {
 	if m == nil {
 		return nil, errModel(name)
 	}
+	if e := x.p.switches.Load().barsModel(name, m); e != nil {
+		return nil, e
+	}
+	x.asked = m
 	if id := x.in.PreviousResponseID; id != "" {
 		o, ok := x.p.owners.get(id)
 		if !ok || o.tenant != x.caller.Tenant {
@@ -405,13 +445,25 @@ func (x *exchange) resolve() ([]*Model, error) {
 		x.only, x.earlier = o.endpoint, o.tokens
 		return []*Model{m}, nil
 	}
+	return x.candidates(m), nil
+}
+
+// candidates are the models that may answer for m, in the order in which they are tried.
+func (x *exchange) candidates(m *Model) []*Model {
 	ms := []*Model{m}
+	if x.noDegrade {
+		return ms
+	}
+	s := x.p.switches.Load()
 	for _, f := range m.Fallback[:min(len(m.Fallback), maxFallbacks)] {
-		if fm := x.mayUse(f); fm != nil {
+		if fm := x.mayUse(f); fm != nil && s.killed(f, fm) == nil {
 			ms = append(ms, fm)
 		}
 	}
-	return ms, nil
+	if x.smaller = len(ms) > 1 && s.on(rungSmaller, x.start); x.smaller {
+		ms = append(ms[1:], m) // better than no answer
+	}
+	return ms
 }
 
 // mayUse is the model of that name if it exists and the key may use it.
@@ -450,7 +502,7 @@ func (x *exchange) refuse(e *Error) {
 	if e.malformed || e.Status == http.StatusUnauthorized {
 		x.p.cfg.Prefilter.Fault(time.Now(), x.ip, x.credential)
 	}
-	x.rateHeaders()
+	x.stateHeaders()
 	x.answer.status = e.Status
 	e.write(x.w, x.r, x.id)
 }

@@ -1,0 +1,103 @@
+package proxy
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Switches is what the operators have thrown: kill switches and rungs of the ladder. It is
+// independent of policy revisions, so that a kill binds without one being compiled. It is
+// immutable once SetSwitches has it; the zero value has nothing thrown.
+type Switches struct {
+	Global  *Kill
+	Tenants map[string]*Kill
+	Keys    map[string]*Kill // by key id
+	// Models by name. A model's own name covers its aliases and its use as another's
+	// fallback; an alias covers the requests that name it.
+	Models map[string]*Kill
+	// Rungs in force, by name, until when; the zero time is until taken back. Names that
+	// Rungs() does not list, of a newer version perhaps, have no effect here.
+	Rungs map[string]time.Time
+}
+
+// Kill is a kill switch that is thrown. Reason is shown to those whom it refuses.
+type Kill struct {
+	Reason string
+}
+
+// SetSwitches makes s, or nothing thrown for nil, what new requests meet. Answers that have
+// begun go on.
+func (p *Proxy) SetSwitches(s *Switches) {
+	if s == nil {
+		s = &Switches{}
+	}
+	p.switches.Store(s)
+}
+
+// bars is the refusal of whatever c wants, nil if no switch is thrown against it.
+func (s *Switches) bars(c *Caller) *Error {
+	if k := s.Global; k != nil {
+		return errKilled("global", "", k)
+	}
+	if k := s.Tenants[c.Tenant]; k != nil {
+		return errKilled("tenant", c.Tenant, k)
+	}
+	if k := s.Keys[c.KeyID]; k != nil {
+		return errKilled("key", c.KeyID, k)
+	}
+	return nil
+}
+
+// killed is the switch thrown against m, which goes by name here; nil if there is none.
+func (s *Switches) killed(name string, m *Model) *Kill {
+	if k := s.Models[m.Name]; k != nil {
+		return k
+	}
+	return s.Models[name]
+}
+
+// barsModel is the refusal of requests for m, which goes by name here; nil if there is none.
+func (s *Switches) barsModel(name string, m *Model) *Error {
+	if k := s.killed(name, m); k != nil {
+		return errKilled("model", name, k)
+	}
+	return nil
+}
+
+func (s *Switches) on(rung string, now time.Time) bool {
+	until, ok := s.Rungs[rung]
+	return ok && (until.IsZero() || now.Before(until))
+}
+
+// Rung is a step of the degradation ladder.
+type Rung struct {
+	Name   string `json:"name"`
+	Effect string `json:"effect"` // one line, for people
+}
+
+// The rungs.
+const (
+	rungShed    = "shed_best_effort"
+	rungSmaller = "smaller_model"
+)
+
+// Rungs lists the rungs that have an effect, in the order in which they hurt.
+func Rungs() []Rung {
+	return []Rung{
+		{rungShed, "requests of class best_effort are refused as over_capacity"},
+		{rungSmaller, "a model with fallbacks is served by the first of them that can answer, unless the client says X-Headgate-No-Degrade: true"},
+	}
+}
+
+// CheckRung says which rungs there are if name is none of them.
+func CheckRung(name string) error {
+	var names []string
+	for _, r := range Rungs() {
+		if r.Name == name {
+			return nil
+		}
+		names = append(names, r.Name)
+	}
+	return fmt.Errorf("rung %q is not known; use one of %s", clip(name, 64), strings.Join(names, ", "))
+}
