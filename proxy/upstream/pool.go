@@ -148,6 +148,21 @@ func (p *Pool) Update(bs []Backend) error {
 	return nil
 }
 
+// Check says why Update would refuse bs, and changes nothing. It reads their files.
+func (p *Pool) Check(bs []Backend) error {
+	if err := validateBackends(bs); err != nil {
+		return err
+	}
+	for i, cfg := range bs {
+		b, err := p.newBackend(cfg)
+		if err != nil {
+			return fmt.Errorf("backends[%d].%w", i, err)
+		}
+		b.transport.CloseIdleConnections()
+	}
+	return nil
+}
+
 func (p *Pool) newBackend(cfg Backend) (*backend, error) {
 	base, err := cfg.base()
 	if err != nil {
