@@ -320,6 +320,8 @@ type IdentifyResponse struct {
 	AppliedIndex  uint64                 `protobuf:"varint,9,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	StateHash     []byte                 `protobuf:"bytes,10,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
 	Leader        string                 `protobuf:"bytes,11,opt,name=leader,proto3" json:"leader,omitempty"` // raft id
+	ViewLease     bool                   `protobuf:"varint,12,opt,name=view_lease,json=viewLease,proto3" json:"view_lease,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,13,opt,name=epoch,proto3" json:"epoch,omitempty"` // of the view that it has stepped to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -431,10 +433,23 @@ func (x *IdentifyResponse) GetLeader() string {
 	return ""
 }
 
+func (x *IdentifyResponse) GetViewLease() bool {
+	if x != nil {
+		return x.ViewLease
+	}
+	return false
+}
+
+func (x *IdentifyResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type PromiseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Bootstrapper  string                 `protobuf:"bytes,1,opt,name=bootstrapper,proto3" json:"bootstrapper,omitempty"`
-	ClusterId     []byte                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Bootstrapper  string                 `protobuf:"bytes,1,opt,name=bootstrapper,proto3" json:"bootstrapper,omitempty"` // raft id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -474,13 +489,6 @@ func (x *PromiseRequest) GetBootstrapper() string {
 		return x.Bootstrapper
 	}
 	return ""
-}
-
-func (x *PromiseRequest) GetClusterId() []byte {
-	if x != nil {
-		return x.ClusterId
-	}
-	return nil
 }
 
 type PromiseResponse struct {
@@ -750,7 +758,7 @@ const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\x06leader\x18\x03 \x01(\tR\x06leader\x12\x18\n" +
 	"\aunknown\x18\x04 \x01(\bR\aunknown\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\"\x11\n" +
-	"\x0fIdentifyRequest\"\xde\x02\n" +
+	"\x0fIdentifyRequest\"\x93\x03\n" +
 	"\x10IdentifyResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1b\n" +
@@ -766,11 +774,12 @@ const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\n" +
 	"state_hash\x18\n" +
 	" \x01(\fR\tstateHash\x12\x16\n" +
-	"\x06leader\x18\v \x01(\tR\x06leader\"S\n" +
-	"\x0ePromiseRequest\x12\"\n" +
-	"\fbootstrapper\x18\x01 \x01(\tR\fbootstrapper\x12\x1d\n" +
+	"\x06leader\x18\v \x01(\tR\x06leader\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x02 \x01(\fR\tclusterId\"E\n" +
+	"view_lease\x18\f \x01(\bR\tviewLease\x12\x14\n" +
+	"\x05epoch\x18\r \x01(\x04R\x05epoch\"4\n" +
+	"\x0ePromiseRequest\x12\"\n" +
+	"\fbootstrapper\x18\x01 \x01(\tR\fbootstrapper\"E\n" +
 	"\x0fPromiseResponse\x12\x1a\n" +
 	"\bpromised\x18\x01 \x01(\bR\bpromised\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x11\n" +
