@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -125,6 +124,9 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 		}
 		if err := x.hold(d.RetryAfter); err != nil {
 			return err
+		}
+		if e := x.killed("", x.model); e != nil {
+			return e
 		}
 		waited += d.RetryAfter
 	}
@@ -272,8 +274,7 @@ func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanati
 		e.Rungs = append(e.Rungs, rungShed)
 		e.Refused, e.Reason = rungShed, shed.Message
 	}
-	s := p.switches.Load()
-	if killed := cmp.Or(s.bars(c), s.barsModel(model, asked)); killed != nil {
+	if killed := x.killed(model, asked); killed != nil {
 		e.Refused, e.Reason = "kill switch", killed.Message
 	}
 	e.Admitted = e.Refused == ""

@@ -62,7 +62,7 @@ type Limit struct {
 	Oversize limiter.Oversize
 
 	Unavailable Mode // what holds while the node is cut off from its cluster
-	None        bool // this node's share is nothing: the limit is smaller than the number of nodes
+	None        bool // this node's share is nothing, the limit being smaller than the number of nodes: it refuses, and Spec is not used
 }
 
 // Model is a served model with its prices bound in.

@@ -5,16 +5,20 @@
 //
 //	prefilter     a flooding or failing address or key is refused before anything is parsed
 //	authenticate  key hash → Caller, from the snapshot; what a client says of itself counts as far as its key allows
+//	killed        a thrown kill switch refuses: global, tenant, key; the model once it is known
 //	matchRoute    a path that is not in the table is refused: no way around the meter, none to a backend's management
 //	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
-//	resolve       alias → model, then its fallbacks
+//	resolve       alias → model, then its fallbacks; before it, where the ladder says so
+//	shed          what the ladder gives up for the others
 //	admit         every limit of the caller in one atomic step, all or nothing, after waiting where a limit says so
 //	forward       a backend's slot, the request, another backend if that one cannot have received it
 //	relay         bytes through as they came, usage read on the way
 //	settle        the actual against the estimate, before the last byte leaves
 //
 // A policy revision is a Snapshot. A request keeps the one that it started with, so that
-// it settles in the buckets that it reserved in.
+// it settles in the buckets that it reserved in. Switches are not of a revision: they are
+// read where they decide, so that one thrown while a body comes or a limit is waited for
+// still binds. Neither cuts what has begun.
 //
 // # Invariants
 //
@@ -48,17 +52,23 @@
 //	client gone or timed out before the answer       as reserved                 spent
 //	error from the backend, or none reachable after trying  nothing              spent
 //	no backend up, or all full                       nothing                     given back
-//	refused by a limit                               nothing                     nothing
+//	refused by a limit, a switch or a rung           nothing                     nothing
 //
 // A timeout is the longest silence: before the first byte, and between any two.
 //
 // # What it leaves out
 //
-// Caches, the queue, shedding, breakers and kill switches come with their capabilities.
+// Caches, the queue, shedding by cost and breakers come with their capabilities, and with
+// them more rungs; CheckRung refuses those that would have no effect yet.
 // Whose a stored response is (owners) is known to this process only and forgotten when it
 // ends; the response is then not found.
 //
 // # How it fails
+//
+// Before the first Apply every route answers not_ready. While Config.Lease says that the node
+// is cut off from its cluster, each limit follows its Unavailable mode, or the operator's
+// override, and every answer, gauge and decision says so; streams go on. A limit of which this
+// node's share is nothing refuses.
 //
 // Errors become HTTP in errors.go and nowhere else. Before the first byte an error is an
 // answer of its own; after it a stream gets an error event, any other answer a closed

@@ -58,6 +58,10 @@ type setup struct {
 	content   proxy.ContentLog
 	buckets   int // the most there may be; 0: the default
 	log       io.Writer
+	aliases   map[string]string // of models
+	lease     func(now int64) bool
+	unready   bool // no snapshot is applied
+	switches  *proxy.Switches
 }
 
 // world is a running gateway before a running model server. When the test ends it
@@ -134,9 +138,12 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	w.proxy = must[*proxy.Proxy](t)(proxy.New(proxy.Config{
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
-		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)),
+		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Lease: s.lease,
 	}))
-	w.apply(s)
+	w.proxy.SetSwitches(s.switches)
+	if !s.unready {
+		w.apply(s)
+	}
 }
 
 // apply makes the snapshot of s.
@@ -164,6 +171,9 @@ func (w *world) apply(s setup) {
 	for _, m := range s.models {
 		w.snap.Models[m.Name] = m
 		w.snap.ModelNames = append(w.snap.ModelNames, m.Name)
+	}
+	for alias, name := range s.aliases {
+		w.snap.Models[alias] = w.snap.Models[name]
 	}
 	w.proxy.Apply(w.snap)
 }

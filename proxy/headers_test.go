@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -99,6 +100,11 @@ func TestHeaders(t *testing.T) {
 	messages := call{path: "/v1/messages", body: chat}
 	completion := call{path: "/v1/completions", body: plainCall}
 	problem := header("Accept", "application/problem+json")
+	killed := &proxy.Switches{Tenants: map[string]*proxy.Kill{"acme": {Reason: "unpaid"}}}
+	shedding := &proxy.Switches{Rungs: map[string]time.Time{"shed_best_effort": {}}}
+	deny, shareless := minute(proxy.Requests, 60), minute(proxy.Requests, 60)
+	deny.Unavailable, shareless.None = proxy.Deny, true
+	never := func(int64) bool { return false }
 	all := []proxy.Limit{minute(proxy.Requests, 60), limit(proxy.Concurrency, 8), orgTokens, minute(proxy.InputTokens, 3000), minute(proxy.OutputTokens, 1000), fill(proxy.USD, 1e9, time.Hour, 1e9)}
 
 	var out strings.Builder
@@ -145,6 +151,18 @@ func TestHeaders(t *testing.T) {
 		{name: "out of time", setup: setup{limits: all}, call: call{path: completion.path, body: completion.body, header: fault("stall")}},
 		{name: "the backend's own error", setup: setup{limits: all}, call: call{path: completion.path, body: completion.body, header: fault("503")}},
 		{name: "pre-filter", setup: setup{prefilter: edge.PrefilterConfig{ErrorBurst: 1, ErrorsPerMinute: 6}}, before: []call{{body: "{"}}, call: completion},
+		{name: "killed", setup: setup{limits: all, switches: killed}, call: completion},
+		{name: "killed, Anthropic", setup: setup{switches: killed}, call: messages},
+		{name: "killed, problem", setup: setup{switches: killed}, call: call{path: completion.path, body: completion.body, header: problem}},
+		{name: "not ready", setup: setup{unready: true}, call: completion, spread: true},
+		{name: "not ready, Anthropic", setup: setup{unready: true}, call: messages, spread: true},
+		{name: "not ready, problem", setup: setup{unready: true}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
+		{name: "shed", setup: setup{limits: all, switches: shedding}, call: call{path: completion.path, body: completion.body, header: header("X-Headgate-Class", "best_effort")}, spread: true},
+		{name: "cut off, by its own bucket", setup: setup{limits: all, lease: never}, call: completion},
+		{name: "cut off, denied", setup: setup{limits: []proxy.Limit{orgTokens, deny}, lease: never}, call: completion, spread: true},
+		{name: "cut off, denied, Anthropic", setup: setup{limits: []proxy.Limit{deny}, lease: never}, call: messages, spread: true},
+		{name: "cut off, denied, problem", setup: setup{limits: []proxy.Limit{deny}, lease: never}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
+		{name: "no share", setup: setup{limits: []proxy.Limit{orgTokens, shareless}}, call: completion},
 		{name: "panic", setup: setup{models: []*proxy.Model{{Name: "m", Cost: func(openai.Usage, int64, int64) int64 { panic("price") }}}}, call: completion},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -157,8 +175,8 @@ func TestHeaders(t *testing.T) {
 			}
 			a := w.handle(c.call)
 			if c.spread {
-				if s := a.header.Get("Retry-After"); s != "1" && s != "2" && s != "3" && s != "4" {
-					t.Errorf("%s: Retry-After: %q", c.name, s)
+				if n, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || n < 1 || n > 20 {
+					t.Errorf("%s: Retry-After: %q", c.name, a.header.Get("Retry-After"))
 				}
 				if m := spreadMS.FindStringSubmatch(a.body); m != nil && m[1] != a.header.Get("Retry-After-Ms") {
 					t.Errorf("%s: %s ms in the body, %s in the header", c.name, m[1], a.header.Get("Retry-After-Ms"))

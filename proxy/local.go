@@ -18,7 +18,7 @@ func (x *exchange) serveModels() error {
 	data := []json.RawMessage{}
 	s := x.p.switches.Load()
 	for _, name := range x.modelNames() {
-		if m := x.snap.Models[name]; s.killed(name, m) == nil {
+		if m := x.snap.Models[name]; s.model(name, m) == nil {
 			data = append(data, x.describe(m, name))
 		}
 	}
@@ -31,7 +31,7 @@ func (x *exchange) serveModel() error {
 	if m == nil {
 		return x.chargeMalformed(errModel(x.pathID))
 	}
-	if e := x.p.switches.Load().barsModel(x.pathID, m); e != nil {
+	if e := x.killed(x.pathID, m); e != nil {
 		return e
 	}
 	if err := x.admitRequest(); err != nil {
@@ -110,7 +110,7 @@ func (x *exchange) serveResponse() error {
 	if m == nil {
 		return x.chargeMalformed(errModel(o.model))
 	}
-	if e := x.p.switches.Load().barsModel(o.model, m); e != nil {
+	if e := x.killed(o.model, m); e != nil {
 		return e
 	}
 	x.model, x.only = m, o.endpoint

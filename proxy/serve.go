@@ -217,7 +217,7 @@ func (x *exchange) serve() error {
 	if err := x.authenticate(); err != nil {
 		return err
 	}
-	if e := x.p.switches.Load().bars(x.caller); e != nil {
+	if e := x.killed("", nil); e != nil {
 		return e
 	}
 	if err := x.identify(); err != nil {
@@ -432,7 +432,7 @@ func (x *exchange) resolve() ([]*Model, error) {
 	if m == nil {
 		return nil, errModel(name)
 	}
-	if e := x.p.switches.Load().barsModel(name, m); e != nil {
+	if e := x.killed(name, m); e != nil { // whatever was thrown while the body came
 		return nil, e
 	}
 	x.asked = m
@@ -456,11 +456,13 @@ func (x *exchange) candidates(m *Model) []*Model {
 	}
 	s := x.p.switches.Load()
 	for _, f := range m.Fallback[:min(len(m.Fallback), maxFallbacks)] {
-		if fm := x.mayUse(f); fm != nil && s.killed(f, fm) == nil {
+		if fm := x.mayUse(f); fm != nil && s.model(f, fm) == nil {
 			ms = append(ms, fm)
 		}
 	}
-	if x.smaller = len(ms) > 1 && s.on(rungSmaller, x.start); x.smaller {
+	// Vectors and tokens of two models don't mix: the ladder leaves those routes alone.
+	generates := x.route == nil || x.route.generate
+	if x.smaller = len(ms) > 1 && generates && s.on(rungSmaller, x.start); x.smaller {
 		ms = append(ms[1:], m) // better than no answer
 	}
 	return ms

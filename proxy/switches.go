@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -35,8 +36,10 @@ func (p *Proxy) SetSwitches(s *Switches) {
 	p.switches.Store(s)
 }
 
-// bars is the refusal of whatever c wants, nil if no switch is thrown against it.
-func (s *Switches) bars(c *Caller) *Error {
+// killed is the refusal by a switch thrown against the caller or m, nil if there is none. m
+// may be nil; name is what it goes by here.
+func (x *exchange) killed(name string, m *Model) *Error {
+	s, c := x.p.switches.Load(), x.caller
 	if k := s.Global; k != nil {
 		return errKilled("global", "", k)
 	}
@@ -46,23 +49,21 @@ func (s *Switches) bars(c *Caller) *Error {
 	if k := s.Keys[c.KeyID]; k != nil {
 		return errKilled("key", c.KeyID, k)
 	}
+	if m == nil {
+		return nil
+	}
+	if k := s.model(name, m); k != nil {
+		return errKilled("model", cmp.Or(name, m.Name), k)
+	}
 	return nil
 }
 
-// killed is the switch thrown against m, which goes by name here; nil if there is none.
-func (s *Switches) killed(name string, m *Model) *Kill {
+// model is the switch thrown against m, which goes by name here; nil if there is none.
+func (s *Switches) model(name string, m *Model) *Kill {
 	if k := s.Models[m.Name]; k != nil {
 		return k
 	}
 	return s.Models[name]
-}
-
-// barsModel is the refusal of requests for m, which goes by name here; nil if there is none.
-func (s *Switches) barsModel(name string, m *Model) *Error {
-	if k := s.killed(name, m); k != nil {
-		return errKilled("model", name, k)
-	}
-	return nil
 }
 
 func (s *Switches) on(rung string, now time.Time) bool {
@@ -86,7 +87,7 @@ const (
 func Rungs() []Rung {
 	return []Rung{
 		{rungShed, "requests of class best_effort are refused as over_capacity"},
-		{rungSmaller, "a model with fallbacks is served by the first of them that can answer, unless the client says X-Headgate-No-Degrade: true"},
+		{rungSmaller, "what generates is answered by the first of its model's fallbacks that can, unless the client says X-Headgate-No-Degrade: true"},
 	}
 }
 

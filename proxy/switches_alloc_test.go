@@ -1,0 +1,43 @@
+package proxy
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/limiter"
+)
+
+// TestSwitchesCostNothing: what every request passes allocates nothing, thrown or not.
+func TestSwitchesCostNothing(t *testing.T) {
+	var held bool
+	p, err := New(Config{Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Lease: func(int64) bool { return held }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := map[string]*Kill{"other": {}}
+	p.SetSwitches(&Switches{Tenants: others, Keys: others, Models: others, Rungs: map[string]time.Time{rungShed: {}, rungSmaller: time.Unix(1, 0)}})
+	p.SetOverride(Allow, time.Now().Add(time.Hour))
+	l := Limit{Name: "l", Bucket: "l", Scope: ScopeKey, Spec: &limiter.Limit{Burst: 1}}
+	m := &Model{Name: "m"}
+	x := &exchange{p: p, r: &http.Request{}, start: time.Now(), user: "u", asked: m, model: m, caller: &Caller{KeyID: "k", Tenant: "t", Limits: []Limit{l, l, l}}}
+	keep := func(*Limit) bool { return true }
+	for _, held = range []bool{true, false} {
+		asked := 3 // of buckets
+		if !held {
+			asked = 0
+		}
+		ok := true
+		if n := testing.AllocsPerRun(100, func() {
+			ok = ok && x.killed("m", m) == nil && x.shed() == nil && !p.switches.Load().on(rungSmaller, x.start)
+			x.charge(keep)
+			ok = ok && x.res.n == asked && x.refusedApart() == nil && (x.degraded() == "quota") == !held
+		}); n != 0 || !ok {
+			t.Errorf("with a lease %t: %v allocations, right %t", held, n, ok)
+		}
+	}
+}
