@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"crypto/subtle"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,25 +10,28 @@ import (
 	"headgate/limiter"
 )
 
-// Index is one revision of a policy, ready to resolve keys. It is immutable and safe for
-// concurrent use.
+// Index is one revision of a policy, ready to resolve keys. It never changes itself, and is
+// safe for concurrent use; the keys that it resolves are those of the live table.
 type Index struct {
 	Policy   *Policy
 	Revision uint64
+	Share    Share
 	// NextRamp is when a ramp step changes a limit next; zero if none will.
 	NextRamp time.Time
 
-	callers map[[32]byte]*Caller
+	keys    *Keys
+	extra   *Keys
+	tenants map[string]*Caller // without a key
 }
 
-// Caller is what a key resolves to. Pointers lead into the policy.
+// Caller is what a key resolves to. Pointers lead into the policy and the table of keys.
 type Caller struct {
-	Key    *Key
+	// Key is the same pointer for as long as the key is unchanged, under every index: what is
+	// derived from a caller may be kept by it for the life of the index.
+	Key    *KeyRecord
 	Tenant *Tenant
 	Plan   *Plan
 	Limits []ResolvedLimit // cheapest first; shared, never to be changed
-
-	hash [32]byte
 }
 
 // ResolvedLimit is a limit as it applies to a tenant.
@@ -38,21 +40,28 @@ type ResolvedLimit struct {
 	Spec     *limiter.Limit // with the ramp applied
 	Bucket   string         // what its bucket is called: qualified by the plan where tenants share it
 	Oversize limiter.Oversize
+	// None: this node's share of the limit is nothing, so that it may admit nothing that the
+	// limit applies to, whatever Spec says.
+	None bool
 }
 
-// Index builds the index of revision as of now. extra are keys beyond the policy's own,
-// such as that of a development node.
-func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, error) {
-	ix := &Index{Policy: p, Revision: revision, callers: make(map[[32]byte]*Caller, len(p.Keys)+len(extra))}
+// Index builds the index of revision as of now, for a node that holds share of every limit.
+// keys resolves live, so that a new or revoked key needs no new index; nil is an empty
+// table. extra are keys beyond it, such as that of a development node; where one has the hash of a key of
+// the table, the table's counts. The policy's own list of keys plays no part: see Prepare.
+func (p *Policy) Index(now time.Time, revision uint64, share Share, keys *Keys, extra ...Key) (*Index, error) {
+	if err := share.validate(); err != nil {
+		return nil, err
+	}
+	ix := &Index{Policy: p, Revision: revision, Share: share, keys: keys, tenants: make(map[string]*Caller, len(p.Tenants))}
 	plans := make(map[string]*Plan, len(p.Plans))
 	for i := range p.Plans {
 		plans[p.Plans[i].Name] = &p.Plans[i]
 	}
-	shared, err := p.shared(revision)
+	shared, err := p.shared(revision, share)
 	if err != nil {
 		return nil, err
 	}
-	tenants := make(map[string]*Caller, len(p.Tenants)) // without key and hash
 	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {
 		t, plan := &p.Tenants[i], plans[p.Tenants[i].Plan]
@@ -63,7 +72,7 @@ func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, er
 		set := limitSet{plan, product(factor, t.standing())}
 		limits, ok := sets[set]
 		if !ok {
-			if limits, err = set.resolve(revision, shared); err != nil {
+			if limits, err = set.resolve(revision, share, shared); err != nil {
 				return nil, err
 			}
 			sets[set] = limits
@@ -71,38 +80,49 @@ func (p *Policy) Index(now time.Time, revision uint64, extra ...Key) (*Index, er
 		if !next.IsZero() && (ix.NextRamp.IsZero() || next.Before(ix.NextRamp)) {
 			ix.NextRamp = next
 		}
-		tenants[t.Name] = &Caller{Tenant: t, Plan: plan, Limits: limits}
+		ix.tenants[t.Name] = &Caller{Tenant: t, Plan: plan, Limits: limits}
 	}
-	for _, keys := range [...][]Key{p.Keys, extra} {
-		for i := range keys {
-			k := &keys[i]
-			h, err := ParseHash(k.Hash)
-			if err != nil {
-				return nil, fmt.Errorf("key %s: %w", k.ID, err)
-			}
-			t, ok := tenants[k.Tenant]
-			if !ok {
-				return nil, fmt.Errorf("key %s: there is no tenant %q", k.ID, k.Tenant)
-			}
-			if c, ok := ix.callers[h]; ok {
-				return nil, fmt.Errorf("key %s is the same as key %s", k.ID, c.Key.ID)
-			}
-			ix.callers[h] = &Caller{Key: k, Tenant: t.Tenant, Plan: t.Plan, Limits: t.Limits, hash: h}
+	for i := range extra {
+		if _, ok := ix.tenants[extra[i].Tenant]; !ok {
+			return nil, fmt.Errorf("key %s: there is no tenant %q", extra[i].ID, extra[i].Tenant)
+		}
+	}
+	if len(extra) > 0 {
+		if ix.extra, err = KeysOf(extra...); err != nil {
+			return nil, err
 		}
 	}
 	return ix, nil
 }
 
-// Lookup finds the caller of a key by its hash, revoked and expired ones too. The map
-// look-up may take a time that depends on the hash; that tells an attacker nothing
-// about a key, whose SHA-256 he cannot steer towards a known one. The comparison that
-// decides takes constant time.
-func (ix *Index) Lookup(hash [32]byte) (*Caller, bool) {
-	c, ok := ix.callers[hash]
-	if !ok || subtle.ConstantTimeCompare(c.hash[:], hash[:]) != 1 {
-		return nil, false
+// Lookup finds the caller of a key by its hash, of revoked and expired ones too; a key whose tenant
+// does not exist resolves to nothing. It takes no lock and allocates nothing.
+func (ix *Index) Lookup(hash [32]byte) (Caller, bool) {
+	k, ok := ix.keys.Lookup(hash)
+	if !ok {
+		if k, ok = ix.extra.Lookup(hash); !ok {
+			return Caller{}, false
+		}
 	}
-	return c, true
+	return ix.Resolve(k)
+}
+
+// Resolve is what a key that was looked up already resolves to.
+func (ix *Index) Resolve(k *KeyRecord) (Caller, bool) {
+	t, ok := ix.tenants[k.Tenant]
+	if !ok {
+		return Caller{}, false
+	}
+	return Caller{Key: k, Tenant: t.Tenant, Plan: t.Plan, Limits: t.Limits}, true
+}
+
+// Tenant is what every key of a tenant resolves to, without a key.
+func (ix *Index) Tenant(name string) (Caller, bool) {
+	t, ok := ix.tenants[name]
+	if !ok {
+		return Caller{}, false
+	}
+	return *t, true
 }
 
 // sharedLimits are those whose buckets belong to no tenant, resolved once for all.
@@ -111,7 +131,7 @@ type sharedLimits struct {
 	plan   map[*Limit]ResolvedLimit
 }
 
-func (p *Policy) shared(revision uint64) (sharedLimits, error) {
+func (p *Policy) shared(revision uint64, share Share) (sharedLimits, error) {
 	s := sharedLimits{plan: map[*Limit]ResolvedLimit{}}
 	for i := range p.Global.Limits {
 		l := &p.Global.Limits[i]
@@ -119,6 +139,7 @@ func (p *Policy) shared(revision uint64) (sharedLimits, error) {
 		if err != nil {
 			return s, fmt.Errorf("global.limits[%s]: %w", l.Name, err)
 		}
+		r.None = share.split(r.Spec)
 		s.global = append(s.global, r)
 	}
 	for i := range p.Plans {
@@ -131,6 +152,7 @@ func (p *Policy) shared(revision uint64) (sharedLimits, error) {
 			if err != nil {
 				return s, fmt.Errorf("plans[%s].limits[%s]: %w", p.Plans[i].Name, l.Name, err)
 			}
+			r.None = share.split(r.Spec)
 			s.plan[l] = r
 		}
 	}
@@ -153,8 +175,8 @@ type limitSet struct {
 	share fraction // of what the plan gives: the ramp's factor times the standing
 }
 
-// resolve gives the limits, cheapest first.
-func (set limitSet) resolve(revision uint64, shared sharedLimits) ([]ResolvedLimit, error) {
+// resolve gives a node's share of the limits, cheapest first.
+func (set limitSet) resolve(revision uint64, share Share, shared sharedLimits) ([]ResolvedLimit, error) {
 	p := set.plan
 	limits := make([]ResolvedLimit, 0, len(p.Limits)+len(shared.global))
 	for i := range p.Limits {
@@ -169,6 +191,7 @@ func (set limitSet) resolve(revision uint64, shared sharedLimits) ([]ResolvedLim
 			if err = r.Spec.Validate(); err != nil {
 				return nil, fmt.Errorf("plans[%s].limits[%s], scaled by %d/%d: %w", p.Name, l.Name, set.share.num, set.share.den, err)
 			}
+			r.None = share.split(r.Spec)
 		}
 		limits = append(limits, r)
 	}

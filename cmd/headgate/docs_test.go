@@ -336,7 +336,7 @@ func TestDeploy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Index(time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), 1); err != nil {
+	if _, err := p.Index(time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), 1, ledger.Share{}, nil); err != nil {
 		t.Error(err)
 	}
 	cfg := hgnode.Defaults()

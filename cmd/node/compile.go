@@ -58,16 +58,16 @@ func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
 			s.Models[a] = m
 		}
 	}
-	var callers sync.Map // *ledger.Caller → *proxy.Caller, each made when first seen
+	var callers sync.Map // *ledger.KeyRecord → *proxy.Caller, each made when first seen
 	s.Lookup = func(hash [32]byte) (*proxy.Caller, bool) {
 		lc, ok := ix.Lookup(hash)
 		if !ok {
 			return nil, false
 		}
-		if pc, ok := callers.Load(lc); ok {
+		if pc, ok := callers.Load(lc.Key); ok {
 			return pc.(*proxy.Caller), true
 		}
-		pc, _ := callers.LoadOrStore(lc, c.caller(s, lc))
+		pc, _ := callers.LoadOrStore(lc.Key, c.caller(s, lc))
 		return pc.(*proxy.Caller), true
 	}
 	return s
@@ -87,11 +87,11 @@ func model(m *ledger.Model) *proxy.Model {
 	return pm
 }
 
-func (c *compiler) caller(s *proxy.Snapshot, lc *ledger.Caller) *proxy.Caller {
+func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 	k, t := lc.Key, lc.Tenant
 	pc := &proxy.Caller{
 		KeyID: k.ID, Tenant: t.Name, User: k.User,
-		Revoked: k.Revoked, Suspended: t.Suspended, Expires: time.Time(k.Expires),
+		Revoked: k.Revoked, Suspended: t.Suspended, Expires: k.Expires(),
 		Models: c.models(s, k.Models), Routes: set(k.Routes), Surfaces: set(k.Surfaces), AssertUser: k.AssertUser,
 		Timeout: time.Duration(lc.Plan.Timeout), LastUsed: c.used(k.ID),
 		Content: t.ContentLog.Mode != "" && t.ContentLog.Mode != "off",

@@ -301,7 +301,12 @@ func (n *Node) ramp(ctx context.Context) {
 func (n *Node) step() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ix, err := n.index.Policy.Index(time.Now(), n.revision+1, n.devKeys(n.index.Policy)...)
+	keys, err := ledger.KeysOf(n.index.Policy.Keys...)
+	if err != nil { // it was indexed before
+		n.log.Error("a ramp step can't be applied", "error", err)
+		return
+	}
+	ix, err := n.index.Policy.Index(time.Now(), n.revision+1, ledger.Share{}, keys, n.devKeys(n.index.Policy)...)
 	if err != nil { // it was indexed before
 		n.log.Error("a ramp step can't be applied", "error", err)
 		return

@@ -158,7 +158,11 @@ func (n *Node) apply(text []byte, source string, dry bool) (admin.Applied, error
 	for _, c := range ledger.Diff(old, p) {
 		applied.Changes = append(applied.Changes, c.String())
 	}
-	ix, err := p.Index(time.Now(), applied.Revision, n.devKeys(p)...)
+	keys, err := ledger.KeysOf(p.Keys...)
+	if err != nil {
+		return applied, err
+	}
+	ix, err := p.Index(time.Now(), applied.Revision, ledger.Share{}, keys, n.devKeys(p)...)
 	if err != nil {
 		return applied, err
 	}

@@ -1899,6 +1899,7 @@ type Header struct {
 	UnixNano      int64                  `protobuf:"varint,3,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"`
 	ClusterId     []byte                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	StateHash     []byte                 `protobuf:"bytes,5,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
+	Changed       uint64                 `protobuf:"varint,6,opt,name=changed,proto3" json:"changed,omitempty"` // the index of the last command that changed something
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1966,6 +1967,13 @@ func (x *Header) GetStateHash() []byte {
 		return x.StateHash
 	}
 	return nil
+}
+
+func (x *Header) GetChanged() uint64 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
 }
 
 type Record struct {
@@ -2355,7 +2363,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\x93\x01\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xad\x01\n" +
 	"\x06Header\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1b\n" +
@@ -2363,7 +2371,8 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x04 \x01(\fR\tclusterId\x12\x1d\n" +
 	"\n" +
-	"state_hash\x18\x05 \x01(\fR\tstateHash\"\xdf\x03\n" +
+	"state_hash\x18\x05 \x01(\fR\tstateHash\x12\x18\n" +
+	"\achanged\x18\x06 \x01(\x04R\achanged\"\xdf\x03\n" +
 	"\x06Record\x12<\n" +
 	"\x06policy\x18\x01 \x01(\v2\".headgate.ledger.v1.PolicyRevisionH\x00R\x06policy\x12+\n" +
 	"\x03key\x18\x02 \x01(\v2\x17.headgate.ledger.v1.KeyH\x00R\x03key\x12.\n" +

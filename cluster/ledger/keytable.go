@@ -1,0 +1,465 @@
+package ledger
+
+import (
+	"bytes"
+	"crypto/subtle"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"headgate/cluster/ledger/ledgerpb"
+)
+
+const (
+	// MaxKeys bounds the keys of a cluster, revoked and expired ones with them.
+	MaxKeys = 2_000_000
+
+	shardBits  = 12
+	shardCount = 1 << shardBits // at the bound some 490 keys a shard
+	maxWalk    = 32             // steps from where a hash is expected, before a binary search
+)
+
+// KeyRecord is what the cluster holds of a key. It never changes: a key that is revoked
+// or set to expire is a new record. So its pointer stands for the key as it is, and may be
+// what is derived from it is cached by.
+type KeyRecord struct {
+	ID, Tenant, Name    string
+	Hash                [32]byte // SHA-256 of the whole key
+	expires, created    int64    // nanoseconds since the Unix epoch; 0: never, unknown
+	Revoked, AssertUser bool
+	*KeyScope           // never nil; many keys have the same
+}
+
+// KeyScope is what a key is held to. Nothing of it may be changed.
+type KeyScope struct {
+	User, Class              string
+	Models, Routes, Surfaces []string
+}
+
+// Expires is zero for a key that never does.
+func (k *KeyRecord) Expires() time.Time { return timeOrZero(k.expires) }
+
+// Created is when it was added to the cluster; zero if it never was.
+func (k *KeyRecord) Created() time.Time { return timeOrZero(k.created) }
+
+// Active is neither revoked nor expired as of now.
+func (k *KeyRecord) Active(now time.Time) bool {
+	return !k.Revoked && (k.expires == 0 || now.UnixNano() < k.expires)
+}
+
+func timeOrZero(unixNano int64) time.Time {
+	if unixNano == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, unixNano).UTC()
+}
+
+// Keys is the table of all keys, in the order of their hashes. One goroutine writes, any
+// number reads; a read takes no lock and allocates nothing. A nil *Keys is empty.
+//
+// It is 4096 shards by the first bits of the hash, and as many by id. A shard never
+// changes but for the moments of last use: a write swaps in a new one. So a capture is a copy of
+// the shards' pointers, and a write costs some kilobytes of copying.
+type Keys struct{ table atomic.Pointer[keyTable] }
+
+type keyTable struct {
+	byHash [shardCount]atomic.Pointer[keyShard]
+	byID   [shardCount]atomic.Pointer[[]*KeyRecord] // each by id
+	count  atomic.Int64
+
+	// The writer's own.
+	generation uint64 // of captures: a usage of an older one is copied before it is written
+	tenants    map[string]string
+	noScope    *KeyScope
+}
+
+// keyShard holds keys in the order of their hashes.
+type keyShard struct {
+	prefixes []uint32 // the bits of each hash after the shard's, so that a search stays in few cache lines
+	records  []*KeyRecord
+	used     *usage
+}
+
+// usage is when each key of a shard was last used.
+type usage struct {
+	generation uint64
+	seconds    []atomic.Uint32 // since the Unix epoch; 0: never
+}
+
+func newKeys() *Keys {
+	ks := &Keys{}
+	ks.table.Store(newKeyTable())
+	return ks
+}
+
+func newKeyTable() *keyTable {
+	return &keyTable{tenants: map[string]string{}, noScope: &KeyScope{}}
+}
+
+// KeysOf makes a table of the keys as a policy writes them. An id or a hash that comes twice is an error.
+func KeysOf(keys ...Key) (*Keys, error) {
+	ks := newKeys()
+	t := ks.table.Load()
+	records := make([]*KeyRecord, len(keys))
+	for i := range keys {
+		k, err := keys[i].message()
+		if err != nil {
+			return nil, err
+		}
+		records[i] = t.record(k)
+	}
+	if err := t.admit(records); err != nil {
+		return nil, err
+	}
+	t.insert(records, nil)
+	return ks, nil
+}
+
+// message is a key as commands carry it.
+func (k *Key) message() (*ledgerpb.Key, error) {
+	h, err := ParseHash(k.Hash)
+	if err != nil {
+		return nil, fmt.Errorf("key %s: %w", k.ID, err)
+	}
+	m := &ledgerpb.Key{
+		Id: k.ID, Hash: h[:], Tenant: k.Tenant, Name: k.Name, User: k.User, Class: k.Class, Revoked: k.Revoked,
+		Models: k.Models, Routes: k.Routes, Surfaces: k.Surfaces, AssertUser: k.AssertUser,
+	}
+	if !k.Expires.IsZero() {
+		m.ExpiresUnixNano = time.Time(k.Expires).UnixNano()
+	}
+	return m, nil
+}
+
+// Lookup finds a key by its hash, revoked and expired ones too. The search may take a time
+// that depends on the hash; that tells an attacker nothing about a key, whose SHA-256 he
+// cannot steer towards a known one. The comparison that decides takes constant time.
+func (ks *Keys) Lookup(hash [32]byte) (*KeyRecord, bool) {
+	if ks == nil {
+		return nil, false
+	}
+	s, i := ks.table.Load().find(&hash)
+	if s == nil {
+		return nil, false
+	}
+	return s.records[i], true
+}
+
+// ByID finds a key by its id.
+func (ks *Keys) ByID(id string) (*KeyRecord, bool) {
+	if ks == nil {
+		return nil, false
+	}
+	return ks.table.Load().byIDOf(id)
+}
+
+// Len is how many keys there are.
+func (ks *Keys) Len() int {
+	if ks == nil {
+		return 0
+	}
+	return int(ks.table.Load().count.Load())
+}
+
+// LastUsed is when a key was last used, to the second, as far as the cluster was told; zero
+// if it never was or does not exist.
+func (ks *Keys) LastUsed(k *KeyRecord) time.Time {
+	if ks == nil {
+		return time.Time{}
+	}
+	s, i := ks.table.Load().find(&k.Hash)
+	if s == nil {
+		return time.Time{}
+	}
+	return secondsOrZero(s.used.seconds[i].Load())
+}
+
+func secondsOrZero(s uint32) time.Time {
+	if s == 0 {
+		return time.Time{}
+	}
+	return time.Unix(int64(s), 0).UTC()
+}
+
+// All gives every key and when it was last used, in the order of their hashes. What is
+// written meanwhile may show or not.
+func (ks *Keys) All() iter.Seq2[*KeyRecord, time.Time] {
+	return func(yield func(*KeyRecord, time.Time) bool) {
+		if ks == nil {
+			return
+		}
+		t := ks.table.Load()
+		for i := range t.byHash {
+			s := t.byHash[i].Load()
+			if s == nil {
+				continue
+			}
+			for j, r := range s.records {
+				if !yield(r, secondsOrZero(s.used.seconds[j].Load())) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// place says in which shard a hash belongs, and its prefix there.
+func placeOf(hash *[32]byte) (shard int, prefix uint32) {
+	v := binary.BigEndian.Uint64(hash[:8])
+	return int(v >> (64 - shardBits)), uint32(v >> (32 - shardBits))
+}
+
+// idShard is FNV-1a (Fowler, Noll, Vo), its high bits.
+func idShard(id string) int {
+	h := uint32(2166136261)
+	for i := range len(id) {
+		h = (h ^ uint32(id[i])) * 16777619
+	}
+	return int(h >> (32 - shardBits))
+}
+
+// find gives the shard of a hash and where in it the hash stands; nil if it is not there.
+func (t *keyTable) find(hash *[32]byte) (*keyShard, int) {
+	shard, prefix := placeOf(hash)
+	s := t.byHash[shard].Load()
+	if s == nil {
+		return nil, 0
+	}
+	i := s.lowerBound(prefix)
+	n := len(s.prefixes)
+	if i == n || s.prefixes[i] != prefix {
+		return nil, 0
+	}
+	if i+1 < n && s.prefixes[i+1] == prefix { // one pair in four billion, or a table of made-up hashes
+		end := n
+		for i < end { // by hand: a closure would let hash escape
+			if mid := (i + end) / 2; bytes.Compare(s.records[mid].Hash[:], hash[:]) < 0 {
+				i = mid + 1
+			} else {
+				end = mid
+			}
+		}
+		if i == n {
+			return nil, 0
+		}
+	}
+	if subtle.ConstantTimeCompare(s.records[i].Hash[:], hash[:]) != 1 {
+		return nil, 0
+	}
+	return s, i
+}
+
+// lowerBound is the first place with at least that prefix. Hashes are spread evenly, so it
+// begins where the prefix should be (interpolation search: Peterson, 1957).
+func (s *keyShard) lowerBound(prefix uint32) int {
+	n := len(s.prefixes)
+	i := int(uint64(prefix) * uint64(n) >> 32)
+	steps := 0
+	for ; i > 0 && s.prefixes[i-1] >= prefix; i-- {
+		if steps++; steps > maxWalk {
+			i, _ = slices.BinarySearch(s.prefixes, prefix)
+			return i
+		}
+	}
+	for ; i < n && s.prefixes[i] < prefix; i++ {
+		if steps++; steps > maxWalk {
+			i, _ = slices.BinarySearch(s.prefixes, prefix)
+			return i
+		}
+	}
+	return i
+}
+
+func (t *keyTable) byIDOf(id string) (*KeyRecord, bool) {
+	s := t.byID[idShard(id)].Load()
+	if s == nil {
+		return nil, false
+	}
+	i, ok := slices.BinarySearchFunc(*s, id, compareID)
+	if !ok {
+		return nil, false
+	}
+	return (*s)[i], true
+}
+
+func compareID(r *KeyRecord, id string) int { return strings.Compare(r.ID, id) }
+
+// record makes a record of a key that was checked. It keeps the message's strings.
+func (t *keyTable) record(k *ledgerpb.Key) *KeyRecord {
+	tenant, ok := t.tenants[k.GetTenant()]
+	if !ok {
+		tenant = k.GetTenant()
+		t.tenants[tenant] = tenant
+	}
+	r := &KeyRecord{
+		ID: k.GetId(), Tenant: tenant, Name: k.GetName(), expires: k.GetExpiresUnixNano(), created: k.GetCreatedUnixNano(),
+		Revoked: k.GetRevoked(), AssertUser: k.GetAssertUser(), KeyScope: t.noScope,
+	}
+	copy(r.Hash[:], k.GetHash())
+	if k.GetUser() != "" || k.GetClass() != "" || len(k.GetModels())+len(k.GetRoutes())+len(k.GetSurfaces()) > 0 {
+		r.KeyScope = &KeyScope{User: k.GetUser(), Class: k.GetClass(), Models: k.GetModels(), Routes: k.GetRoutes(), Surfaces: k.GetSurfaces()}
+	}
+	return r
+}
+
+// admit says why records cannot be added to the table, nil if they can: *Refusal.
+func (t *keyTable) admit(records []*KeyRecord) error {
+	if n := int(t.count.Load()) + len(records); n > MaxKeys {
+		return refuse(codeInvalid, "there would be %d keys, of %d at most", n, MaxKeys)
+	}
+	ids := make(map[string]bool, len(records))
+	hashes := make(map[[32]byte]string, len(records))
+	for _, r := range records {
+		if _, ok := t.byIDOf(r.ID); ok {
+			return refuse(codeExists, "a key %q exists already; choose another id", r.ID)
+		}
+		if s, i := t.find(&r.Hash); s != nil {
+			return refuse(codeExists, "key %q is the same as key %q; make a new one", r.ID, s.records[i].ID)
+		}
+		if ids[r.ID] {
+			return refuse(codeExists, "two of the keys are called %q; ids are unique", r.ID)
+		}
+		if other, ok := hashes[r.Hash]; ok {
+			return refuse(codeExists, "key %q is the same as key %q; make a new one", r.ID, other)
+		}
+		ids[r.ID], hashes[r.Hash] = true, r.ID
+	}
+	return nil
+}
+
+// insert adds records, none of which is there, with when they were last used (nil: never).
+func (t *keyTable) insert(records []*KeyRecord, used []uint32) {
+	order := make([]int, len(records))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return bytes.Compare(records[a].Hash[:], records[b].Hash[:]) })
+	for len(order) > 0 {
+		shard, _ := placeOf(&records[order[0]].Hash)
+		n := 1
+		for n < len(order) {
+			if next, _ := placeOf(&records[order[n]].Hash); next != shard {
+				break
+			}
+			n++
+		}
+		t.byHash[shard].Store(t.merged(t.byHash[shard].Load(), order[:n], records, used))
+		order = order[n:]
+	}
+	t.insertIDs(slices.Clone(records))
+	t.count.Add(int64(len(records)))
+}
+
+// merged is a shard and those of records that order names, which are in the order of their hashes.
+func (t *keyTable) merged(old *keyShard, order []int, records []*KeyRecord, used []uint32) *keyShard {
+	if old == nil {
+		old = &keyShard{}
+	}
+	n := len(old.records) + len(order)
+	s := &keyShard{
+		prefixes: make([]uint32, 0, n), records: make([]*KeyRecord, 0, n),
+		used: &usage{generation: t.generation, seconds: make([]atomic.Uint32, n)},
+	}
+	add := func(r *KeyRecord, seconds uint32) {
+		_, prefix := placeOf(&r.Hash)
+		s.used.seconds[len(s.records)].Store(seconds)
+		s.prefixes, s.records = append(s.prefixes, prefix), append(s.records, r)
+	}
+	i := 0
+	for _, j := range order {
+		for ; i < len(old.records) && bytes.Compare(old.records[i].Hash[:], records[j].Hash[:]) < 0; i++ {
+			add(old.records[i], old.used.seconds[i].Load())
+		}
+		seconds := uint32(0)
+		if used != nil {
+			seconds = used[j]
+		}
+		add(records[j], seconds)
+	}
+	for ; i < len(old.records); i++ {
+		add(old.records[i], old.used.seconds[i].Load())
+	}
+	return s
+}
+
+// insertIDs puts records, which it reorders, into the shards by id.
+func (t *keyTable) insertIDs(records []*KeyRecord) {
+	slices.SortFunc(records, func(a, b *KeyRecord) int {
+		if d := idShard(a.ID) - idShard(b.ID); d != 0 {
+			return d
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	for len(records) > 0 {
+		shard := idShard(records[0].ID)
+		n := 1
+		for n < len(records) && idShard(records[n].ID) == shard {
+			n++
+		}
+		var old []*KeyRecord
+		if p := t.byID[shard].Load(); p != nil {
+			old = *p
+		}
+		merged := make([]*KeyRecord, 0, len(old)+n)
+		for _, r := range records[:n] {
+			i, _ := slices.BinarySearchFunc(old, r.ID, compareID)
+			merged = append(append(merged, old[:i]...), r)
+			old = old[i:]
+		}
+		merged = append(merged, old...)
+		t.byID[shard].Store(&merged)
+		records = records[n:]
+	}
+}
+
+// replace puts a record into the place of the one with the same id and hash.
+func (t *keyTable) replace(r *KeyRecord) {
+	shard, _ := placeOf(&r.Hash)
+	s, i := t.find(&r.Hash)
+	next := &keyShard{prefixes: s.prefixes, records: slices.Clone(s.records), used: s.used}
+	next.records[i] = r
+	t.byHash[shard].Store(next)
+	ids := slices.Clone(*t.byID[idShard(r.ID)].Load())
+	i, _ = slices.BinarySearchFunc(ids, r.ID, compareID)
+	ids[i] = r
+	t.byID[idShard(r.ID)].Store(&ids)
+}
+
+// touch notes that a key was used, and gives what was noted before and what is now. It
+// never goes back.
+func (t *keyTable) touch(r *KeyRecord, unix int64) (before, after uint32) {
+	s, i := t.find(&r.Hash)
+	before = s.used.seconds[i].Load()
+	after = uint32(min(max(unix, 0), math.MaxUint32))
+	if after <= before {
+		return before, before
+	}
+	if s.used.generation != t.generation { // a capture holds it
+		next := &usage{generation: t.generation, seconds: make([]atomic.Uint32, len(s.used.seconds))}
+		for j := range s.used.seconds {
+			next.seconds[j].Store(s.used.seconds[j].Load())
+		}
+		s = &keyShard{prefixes: s.prefixes, records: s.records, used: next}
+		shard, _ := placeOf(&r.Hash)
+		t.byHash[shard].Store(s)
+	}
+	s.used.seconds[i].Store(after)
+	return before, after
+}
+
+// capture gives the shards as they are; what is written later does not show in them.
+func (t *keyTable) capture() []*keyShard {
+	t.generation++
+	out := make([]*keyShard, 0, shardCount)
+	for i := range t.byHash {
+		if s := t.byHash[i].Load(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}
