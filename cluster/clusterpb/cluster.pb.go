@@ -623,6 +623,102 @@ func (x *LastUsedResponse) GetUnix() map[string]int64 {
 	return nil
 }
 
+type RemoveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveRequest) Reset() {
+	*x = RemoveRequest{}
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveRequest) ProtoMessage() {}
+
+func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
+func (*RemoveRequest) Descriptor() ([]byte, []int) {
+	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RemoveRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"` // not_leader | not_found | alive | "" where it was done or error says why not
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveResponse) Reset() {
+	*x = RemoveResponse{}
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveResponse) ProtoMessage() {}
+
+func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
+func (*RemoveResponse) Descriptor() ([]byte, []int) {
+	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RemoveResponse) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *RemoveResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type RestoreChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
@@ -634,7 +730,7 @@ type RestoreChunk struct {
 
 func (x *RestoreChunk) Reset() {
 	*x = RestoreChunk{}
-	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +742,7 @@ func (x *RestoreChunk) String() string {
 func (*RestoreChunk) ProtoMessage() {}
 
 func (x *RestoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[10]
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +755,7 @@ func (x *RestoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreChunk.ProtoReflect.Descriptor instead.
 func (*RestoreChunk) Descriptor() ([]byte, []int) {
-	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{10}
+	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RestoreChunk) GetData() []byte {
@@ -693,7 +789,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +801,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[11]
+	mi := &file_cluster_clusterpb_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +814,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{11}
+	return file_cluster_clusterpb_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RestoreResponse) GetStateHash() []byte {
@@ -788,7 +884,12 @@ const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\x04unix\x18\x01 \x03(\v2/.headgate.cluster.v1.LastUsedResponse.UnixEntryR\x04unix\x1a7\n" +
 	"\tUnixEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"N\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"#\n" +
+	"\rRemoveRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\":\n" +
+	"\x0eRemoveResponse\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"N\n" +
 	"\fRestoreChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x14\n" +
 	"\x05actor\x18\x02 \x01(\tR\x05actor\x12\x14\n" +
@@ -796,13 +897,14 @@ const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\x0fRestoreResponse\x12\x1d\n" +
 	"\n" +
 	"state_hash\x18\x01 \x01(\fR\tstateHash\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error2\x96\x04\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error2\xe9\x04\n" +
 	"\aCluster\x12W\n" +
 	"\bKeepView\x12$.headgate.cluster.v1.KeepViewRequest\x1a%.headgate.cluster.v1.KeepViewResponse\x12T\n" +
 	"\aPropose\x12#.headgate.cluster.v1.ProposeRequest\x1a$.headgate.cluster.v1.ProposeResponse\x12W\n" +
 	"\bIdentify\x12$.headgate.cluster.v1.IdentifyRequest\x1a%.headgate.cluster.v1.IdentifyResponse\x12T\n" +
 	"\aPromise\x12#.headgate.cluster.v1.PromiseRequest\x1a$.headgate.cluster.v1.PromiseResponse\x12W\n" +
-	"\bLastUsed\x12$.headgate.cluster.v1.LastUsedRequest\x1a%.headgate.cluster.v1.LastUsedResponse\x12T\n" +
+	"\bLastUsed\x12$.headgate.cluster.v1.LastUsedRequest\x1a%.headgate.cluster.v1.LastUsedResponse\x12Q\n" +
+	"\x06Remove\x12\".headgate.cluster.v1.RemoveRequest\x1a#.headgate.cluster.v1.RemoveResponse\x12T\n" +
 	"\aRestore\x12!.headgate.cluster.v1.RestoreChunk\x1a$.headgate.cluster.v1.RestoreResponse(\x01B\x1cZ\x1aheadgate/cluster/clusterpbb\x06proto3"
 
 var (
@@ -817,7 +919,7 @@ func file_cluster_clusterpb_cluster_proto_rawDescGZIP() []byte {
 	return file_cluster_clusterpb_cluster_proto_rawDescData
 }
 
-var file_cluster_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cluster_clusterpb_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_cluster_clusterpb_cluster_proto_goTypes = []any{
 	(*KeepViewRequest)(nil),  // 0: headgate.cluster.v1.KeepViewRequest
 	(*KeepViewResponse)(nil), // 1: headgate.cluster.v1.KeepViewResponse
@@ -829,26 +931,30 @@ var file_cluster_clusterpb_cluster_proto_goTypes = []any{
 	(*PromiseResponse)(nil),  // 7: headgate.cluster.v1.PromiseResponse
 	(*LastUsedRequest)(nil),  // 8: headgate.cluster.v1.LastUsedRequest
 	(*LastUsedResponse)(nil), // 9: headgate.cluster.v1.LastUsedResponse
-	(*RestoreChunk)(nil),     // 10: headgate.cluster.v1.RestoreChunk
-	(*RestoreResponse)(nil),  // 11: headgate.cluster.v1.RestoreResponse
-	nil,                      // 12: headgate.cluster.v1.LastUsedResponse.UnixEntry
+	(*RemoveRequest)(nil),    // 10: headgate.cluster.v1.RemoveRequest
+	(*RemoveResponse)(nil),   // 11: headgate.cluster.v1.RemoveResponse
+	(*RestoreChunk)(nil),     // 12: headgate.cluster.v1.RestoreChunk
+	(*RestoreResponse)(nil),  // 13: headgate.cluster.v1.RestoreResponse
+	nil,                      // 14: headgate.cluster.v1.LastUsedResponse.UnixEntry
 }
 var file_cluster_clusterpb_cluster_proto_depIdxs = []int32{
-	12, // 0: headgate.cluster.v1.LastUsedResponse.unix:type_name -> headgate.cluster.v1.LastUsedResponse.UnixEntry
+	14, // 0: headgate.cluster.v1.LastUsedResponse.unix:type_name -> headgate.cluster.v1.LastUsedResponse.UnixEntry
 	0,  // 1: headgate.cluster.v1.Cluster.KeepView:input_type -> headgate.cluster.v1.KeepViewRequest
 	2,  // 2: headgate.cluster.v1.Cluster.Propose:input_type -> headgate.cluster.v1.ProposeRequest
 	4,  // 3: headgate.cluster.v1.Cluster.Identify:input_type -> headgate.cluster.v1.IdentifyRequest
 	6,  // 4: headgate.cluster.v1.Cluster.Promise:input_type -> headgate.cluster.v1.PromiseRequest
 	8,  // 5: headgate.cluster.v1.Cluster.LastUsed:input_type -> headgate.cluster.v1.LastUsedRequest
-	10, // 6: headgate.cluster.v1.Cluster.Restore:input_type -> headgate.cluster.v1.RestoreChunk
-	1,  // 7: headgate.cluster.v1.Cluster.KeepView:output_type -> headgate.cluster.v1.KeepViewResponse
-	3,  // 8: headgate.cluster.v1.Cluster.Propose:output_type -> headgate.cluster.v1.ProposeResponse
-	5,  // 9: headgate.cluster.v1.Cluster.Identify:output_type -> headgate.cluster.v1.IdentifyResponse
-	7,  // 10: headgate.cluster.v1.Cluster.Promise:output_type -> headgate.cluster.v1.PromiseResponse
-	9,  // 11: headgate.cluster.v1.Cluster.LastUsed:output_type -> headgate.cluster.v1.LastUsedResponse
-	11, // 12: headgate.cluster.v1.Cluster.Restore:output_type -> headgate.cluster.v1.RestoreResponse
-	7,  // [7:13] is the sub-list for method output_type
-	1,  // [1:7] is the sub-list for method input_type
+	10, // 6: headgate.cluster.v1.Cluster.Remove:input_type -> headgate.cluster.v1.RemoveRequest
+	12, // 7: headgate.cluster.v1.Cluster.Restore:input_type -> headgate.cluster.v1.RestoreChunk
+	1,  // 8: headgate.cluster.v1.Cluster.KeepView:output_type -> headgate.cluster.v1.KeepViewResponse
+	3,  // 9: headgate.cluster.v1.Cluster.Propose:output_type -> headgate.cluster.v1.ProposeResponse
+	5,  // 10: headgate.cluster.v1.Cluster.Identify:output_type -> headgate.cluster.v1.IdentifyResponse
+	7,  // 11: headgate.cluster.v1.Cluster.Promise:output_type -> headgate.cluster.v1.PromiseResponse
+	9,  // 12: headgate.cluster.v1.Cluster.LastUsed:output_type -> headgate.cluster.v1.LastUsedResponse
+	11, // 13: headgate.cluster.v1.Cluster.Remove:output_type -> headgate.cluster.v1.RemoveResponse
+	13, // 14: headgate.cluster.v1.Cluster.Restore:output_type -> headgate.cluster.v1.RestoreResponse
+	8,  // [8:15] is the sub-list for method output_type
+	1,  // [1:8] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -865,7 +971,7 @@ func file_cluster_clusterpb_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cluster_clusterpb_cluster_proto_rawDesc), len(file_cluster_clusterpb_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Cluster_Identify_FullMethodName = "/headgate.cluster.v1.Cluster/Identify"
 	Cluster_Promise_FullMethodName  = "/headgate.cluster.v1.Cluster/Promise"
 	Cluster_LastUsed_FullMethodName = "/headgate.cluster.v1.Cluster/LastUsed"
+	Cluster_Remove_FullMethodName   = "/headgate.cluster.v1.Cluster/Remove"
 	Cluster_Restore_FullMethodName  = "/headgate.cluster.v1.Cluster/Restore"
 )
 
@@ -43,6 +44,8 @@ type ClusterClient interface {
 	Promise(ctx context.Context, in *PromiseRequest, opts ...grpc.CallOption) (*PromiseResponse, error)
 	// LastUsed gives when this node saw keys used last.
 	LastUsed(ctx context.Context, in *LastUsedRequest, opts ...grpc.CallOption) (*LastUsedResponse, error)
+	// Remove takes a dead node out of the ledger's configuration; the leader only.
+	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
 	// Restore replaces the ledger's content; to the leader only.
 	Restore(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreChunk, RestoreResponse], error)
 }
@@ -105,6 +108,16 @@ func (c *clusterClient) LastUsed(ctx context.Context, in *LastUsedRequest, opts 
 	return out, nil
 }
 
+func (c *clusterClient) Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveResponse)
+	err := c.cc.Invoke(ctx, Cluster_Remove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) Restore(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreChunk, RestoreResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[0], Cluster_Restore_FullMethodName, cOpts...)
@@ -132,6 +145,8 @@ type ClusterServer interface {
 	Promise(context.Context, *PromiseRequest) (*PromiseResponse, error)
 	// LastUsed gives when this node saw keys used last.
 	LastUsed(context.Context, *LastUsedRequest) (*LastUsedResponse, error)
+	// Remove takes a dead node out of the ledger's configuration; the leader only.
+	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
 	// Restore replaces the ledger's content; to the leader only.
 	Restore(grpc.ClientStreamingServer[RestoreChunk, RestoreResponse]) error
 	mustEmbedUnimplementedClusterServer()
@@ -158,6 +173,9 @@ func (UnimplementedClusterServer) Promise(context.Context, *PromiseRequest) (*Pr
 }
 func (UnimplementedClusterServer) LastUsed(context.Context, *LastUsedRequest) (*LastUsedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LastUsed not implemented")
+}
+func (UnimplementedClusterServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
 }
 func (UnimplementedClusterServer) Restore(grpc.ClientStreamingServer[RestoreChunk, RestoreResponse]) error {
 	return status.Error(codes.Unimplemented, "method Restore not implemented")
@@ -273,6 +291,24 @@ func _Cluster_LastUsed_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_Remove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).Remove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_Remove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).Remove(ctx, req.(*RemoveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_Restore_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(ClusterServer).Restore(&grpc.GenericServerStream[RestoreChunk, RestoreResponse]{ServerStream: stream})
 }
@@ -306,6 +342,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LastUsed",
 			Handler:    _Cluster_LastUsed_Handler,
+		},
+		{
+			MethodName: "Remove",
+			Handler:    _Cluster_Remove_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
