@@ -96,11 +96,16 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 }
 
 // take takes the charges of the limits that keep lets through, waiting where they say so.
-// While it waits it holds nothing, and the node may be cut off or come back.
+// While it waits it holds nothing; what was thrown meanwhile, or while another model was
+// tried, binds, and the node may have been cut off or have come back.
 func (x *exchange) take(keep func(*Limit) bool) error {
 	r := &x.res
 	var waited time.Duration
 	for {
+		r.refusedModel = false
+		if e := x.killed("", x.model); e != nil {
+			return e
+		}
 		x.charge(keep)
 		if e := x.refusedApart(); e != nil {
 			return e
@@ -109,7 +114,7 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 		i := x.p.cfg.Limits.Take(now, r.charges[:r.n], r.decisions[:r.n])
 		x.p.met.decided.Observe(time.Duration(x.p.Now() - now).Seconds())
 		if i == -1 {
-			r.open, r.refusedModel = true, false
+			r.open = true
 			x.p.met.admitted(x)
 			return nil
 		}
@@ -125,9 +130,6 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 		if err := x.hold(d.RetryAfter); err != nil {
 			return err
 		}
-		if e := x.killed("", x.model); e != nil {
-			return e
-		}
 		waited += d.RetryAfter
 	}
 }
@@ -139,7 +141,7 @@ func (x *exchange) refusedApart() error {
 	for _, a := range r.apart[:r.aparts] {
 		if e := a.refusal(); e != nil {
 			x.p.met.refused(a.limit, r.mode())
-			r.refusedModel, r.n = false, 0 // nothing was decided that headers could tell
+			r.n = 0 // nothing was decided that headers could tell
 			return e
 		}
 	}

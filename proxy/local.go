@@ -110,9 +110,6 @@ func (x *exchange) serveResponse() error {
 	if m == nil {
 		return x.chargeMalformed(errModel(o.model))
 	}
-	if e := x.killed(o.model, m); e != nil {
-		return e
-	}
 	x.model, x.only = m, o.endpoint
 	if err := x.admitRequest(); err != nil {
 		return err

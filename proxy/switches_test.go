@@ -238,16 +238,22 @@ func TestKillBindsUnderLoad(t *testing.T) {
 func TestKillReachesTheWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := fill(proxy.Requests, 1, time.Second, 1)
-		l.Wait = time.Minute
-		w := bubbled(t, setup{limits: []proxy.Limit{l}})
-		w.handle(call{body: chat}).want(t, 200)
-		answers := make(chan answer)
-		go func() { answers <- w.handle(call{body: chat}) }()
-		synctest.Wait() // it is held
-		w.proxy.SetSwitches(kill("model", "m", ""))
-		a := (<-answers).refused(t, 403, "killed")
-		if w.fake.Stats().Requests != 1 {
-			t.Errorf("it reached the model server: %s", a.body)
+		l.Wait, l.Scope = time.Minute, proxy.ScopeKey|proxy.ScopeModel
+		models := twoModels()
+		models[1].Backends = []string{"vllm"}
+		w := bubbled(t, setup{limits: []proxy.Limit{l}, models: models, fake: fakevllm.Config{Models: []string{"BIG", "SMALL"}}})
+		for _, s := range []*proxy.Switches{kill("model", "big", ""), kill("tenant", "acme", "")} {
+			w.proxy.SetSwitches(nil)
+			w.handle(call{body: toBig}).want(t, 200)
+			before := w.fake.Stats().Requests
+			answers := make(chan answer)
+			go func() { answers <- w.handle(call{body: toBig}) }()
+			synctest.Wait() // it is held
+			w.proxy.SetSwitches(s)
+			a := (<-answers).refused(t, 403, "killed")
+			if w.fake.Stats().Requests != before { // not by the fallback either
+				t.Errorf("it reached the model server: %s", a.body)
+			}
 		}
 	})
 }
