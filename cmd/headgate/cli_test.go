@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -558,7 +559,7 @@ func TestKeys(t *testing.T) {
 	t.Parallel()
 	fake := startFake(t)
 	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", cliPolicy(fake, 1000, "")))
-	made := n.ok("keys", "create", "--tenant", "dev", "--id", "dev-2")
+	made := n.ok("keys", "create", "--offline", "--tenant", "dev", "--id", "dev-2")
 	line, entry, ok := strings.Cut(strings.TrimPrefix(made, "key (shown once): "), "\n")
 	if !ok || !strings.HasPrefix(line, "hg_live_") {
 		t.Fatalf("keys create printed %s", made)
@@ -591,7 +592,7 @@ func TestKeys(t *testing.T) {
 	contains(t, n.ok("keys", "list"), "revoked")
 
 	var k struct{ Key, ID, Tenant, Hash string }
-	out := runCLI(t, nil, "keys", "create", "--tenant", "dev", "--test", "--json")
+	out := runCLI(t, nil, "keys", "create", "--offline", "--tenant", "dev", "--test", "--json")
 	if err := json.Unmarshal([]byte(out.stdout), &k); err != nil || !strings.HasPrefix(k.Key, "hg_test_") || !strings.HasPrefix(k.ID, "dev-") || !strings.HasPrefix(k.Hash, "sha256:") {
 		t.Errorf("%v in %s", err, out.stdout)
 	}
@@ -648,5 +649,45 @@ func TestLooking(t *testing.T) {
 	}
 	if r := n.cli("explain", "--tenant", "dev", "--model", "m", "--input", "-1"); r.code != 2 || !strings.Contains(r.stderr, "must not be negative") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestDoctor: what would stop a start is found before it.
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	policy := writeFile(t, "policy.yaml", cliPolicy("http://127.0.0.1:1", 100, ""))
+	bad := writeFile(t, "bad.yaml", "version: 1\nplan: []\n")
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = busy.Close() })
+	file := writeFile(t, "a-file", "")
+	free := []string{"HEADGATE_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_LISTEN=127.0.0.1:0", "HEADGATE_CLUSTER_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_TOKEN=x"}
+	for _, c := range []struct {
+		args string
+		code int
+		says []string
+	}{
+		{"--policy " + policy, 0, []string{"ok configuration valid", "ok policy " + policy + ": 1 tenants, 1 models", "ok data_dir", "an fsync takes", "clock", "ok listen 127.0.0.1:0/tcp is free", "open files"}},
+		{"", 0, []string{"ok policy no file"}},
+		{"--policy " + bad, 1, []string{"fail policy", `did you mean "plans"?`, "ok data_dir"}},
+		{"--policy none.yaml", 1, []string{"fail policy", "none.yaml"}},
+		{"--listen " + busy.Addr().String(), 1, []string{"fail listen", "is in use"}},
+		{"--listen 8080", 1, []string{"fail configuration", "is not HOST:PORT"}},
+		{"--data-dir " + file, 1, []string{"fail data_dir"}},
+		{"--tls-cert " + file + " --tls-key " + file, 1, []string{"fail tls"}},
+		{"--config none", 1, []string{"fail configuration", "none"}},
+	} {
+		r := runCLI(t, free, append([]string{"doctor"}, strings.Fields(c.args)...)...)
+		if r.code != c.code {
+			t.Errorf("doctor %s: %+v", c.args, r)
+		}
+		contains(t, spaced(r.stdout), c.says...)
+	}
+	r := runCLI(t, free, "doctor", "--json")
+	var found []struct{ Verdict, What, Detail string }
+	if err := json.Unmarshal([]byte(r.stdout), &found); err != nil || len(found) < 6 {
+		t.Errorf("%v in %s", err, r.stdout)
 	}
 }

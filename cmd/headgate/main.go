@@ -51,8 +51,10 @@ func run(ctx context.Context, args []string) int {
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags()) },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), demoCommand(), applyCommand(), statusCommand(), limitsCommand(), explainCommand(),
-		keysCommand(), contentCommand(), benchCommand(), docsCommand(), versionCommand())
+	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(),
+		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
+		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), auditCommand(), contentCommand(),
+		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	var config *node.ConfigError

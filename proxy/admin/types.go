@@ -170,6 +170,7 @@ type KillSwitch struct {
 // Rung is a step of the degradation ladder.
 type Rung struct {
 	Rung    string    `json:"rung"`
+	Effect  string    `json:"effect,omitempty"` // what it does, in a line
 	On      bool      `json:"on"`
 	Reason  string    `json:"reason,omitempty"`
 	Actor   string    `json:"actor,omitempty"`

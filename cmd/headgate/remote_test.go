@@ -1,0 +1,396 @@
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/cluster/ledger"
+	"headgate/proxy/admin"
+)
+
+// The commands against a cluster that is a fake behind the real admin API.
+
+var fakeTime = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+
+// fakeCluster notes what it was asked to change last.
+type fakeCluster struct {
+	mu   sync.Mutex
+	last any
+	url  string
+}
+
+func (f *fakeCluster) note(v any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last = v
+}
+
+// asked returns the last change and forgets it.
+func (f *fakeCluster) asked() any {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.last
+	f.last = nil
+	return v
+}
+
+func done[In any](f *fakeCluster) func(context.Context, admin.Actor, In) (admin.Done, error) {
+	return func(_ context.Context, _ admin.Actor, in In) (admin.Done, error) {
+		f.note(in)
+		return admin.Done{Index: 7}, nil
+	}
+}
+
+func always[T any](v T) func(context.Context) (T, error) {
+	return func(context.Context) (T, error) { return v, nil }
+}
+
+// startCluster serves it.
+func startCluster(t *testing.T) *fakeCluster {
+	t.Helper()
+	f := &fakeCluster{}
+	s := httptest.NewServer(admin.Handler(f.config()))
+	t.Cleanup(s.Close)
+	f.url = s.URL
+	return f
+}
+
+func (f *fakeCluster) config() admin.Config {
+	c := admin.Config{
+		Token: cliToken, Gatherer: prometheus.NewRegistry(), Ready: func() error { return nil },
+		Authorize: func(token string) (admin.Actor, bool) {
+			return admin.Actor{Name: "looker", Role: admin.RoleRead}, token == "read-token"
+		},
+		Status: func() admin.Status {
+			return admin.Status{Node: "gw-1", Version: "v1", Ready: true, Degraded: "no owner in reach", PolicyRevision: 4, PolicySource: "ledger", Models: []string{"m"}, Cluster: &admin.ClusterStatus{
+				Name: "west", ID: "00112233445566778899aabbccddeeff", Incarnation: "ab", Leader: "gw-2", Epoch: 3, Members: []string{"gw-1", "gw-2"},
+				ViewLease: admin.ViewLease{Held: true, UntilMS: 812},
+			}}
+		},
+		PolicyText: func(_ context.Context, revision uint64) (admin.PolicyText, error) {
+			return admin.PolicyText{Revision: 4, Text: fmt.Appendf(nil, "# revision %d\nversion: 1\n", revision)}, nil
+		},
+		PolicyRevisions: always([]admin.PolicyRevision{{Revision: 3, At: fakeTime, Actor: "root"}, {Revision: 4, At: fakeTime, Actor: "ops", RolledBackTo: 2, InForce: true}}),
+		ListKeys:        always([]admin.Key{{ID: "acme-1", Tenant: "acme", Status: "active", LastUsed: "2026-06-01T00:00:00Z", Name: "search"}}),
+		Kills:           always([]admin.Kill{{Kind: "tenant", Name: "acme", Reason: "leak", Actor: "ops", At: fakeTime}}),
+		SetKill:         done[admin.KillSwitch](f), SetRung: done[admin.RungChange](f), RemoveMember: done[string](f),
+		RevokeKey: done[string](f), RevokeToken: done[string](f), SetOverride: done[admin.OverrideChange](f), SetNodeKill: done[admin.KillSwitch](f),
+		Ladder: always([]admin.Rung{{Rung: "clamp", On: true, Expires: fakeTime, Reason: "load", Actor: "ops", At: fakeTime}, {Rung: "fallback"}}),
+		Members: always([]admin.Member{
+			{Name: "gw-1", Gossip: "alive", Raft: "leader", InView: true, Partitions: 2047, AppliedIndex: 99, StateHash: "0123456789abcdef0123", ViewLease: true, Version: "v1", Address: "10.0.0.1:7946", Self: true},
+			{Name: "gw-2", Gossip: "dead", Raft: "voter", Error: "no answer"},
+		}),
+		Tokens: always([]admin.Token{{Name: "ops", Role: admin.RoleOperate, Created: fakeTime}}),
+		Audit: func(_ context.Context, q admin.AuditFilter) ([]admin.AuditEntry, error) {
+			f.note(q)
+			return []admin.AuditEntry{{Index: 7, At: fakeTime, Actor: "ops", Action: "kill.on", Object: "tenant acme", After: "leak"}}, nil
+		},
+		Ledger:    always(admin.LedgerInfo{ClusterID: "00ff", Index: 99, Term: 2, Leader: "gw-2", Voters: []string{"gw-1", "gw-2"}, StateHash: "abcd", Counts: map[string]int{"keys": 3, "audit": 9}}),
+		Override:  always(&admin.Override{Unavailable: "deny", Actor: "ops", Expires: fakeTime}),
+		NodeKills: always([]admin.Kill{{Kind: "global", Expires: fakeTime}}),
+		Backup: func(_ context.Context, w io.Writer, stale bool) error {
+			_, err := fmt.Fprintf(w, "backup stale=%v", stale)
+			return err
+		},
+	}
+	c.ApplyPolicy = func(_ context.Context, _ admin.Actor, p admin.PolicyChange) (admin.Applied, error) {
+		f.note(p)
+		if p.Expected != nil && *p.Expected != 4 {
+			return admin.Applied{}, admin.Errorf(admin.Conflict, "revision 4 is in force, not %d", *p.Expected)
+		}
+		return admin.Applied{Revision: 5, DryRun: p.DryRun, Changes: []string{"+ x"}, Warnings: []string{"plan p has no tenant"}}, nil
+	}
+	c.RollBack = func(_ context.Context, _ admin.Actor, b admin.Rollback) (admin.Applied, error) {
+		f.note(b)
+		return admin.Applied{Revision: 5, Changes: []string{"- x"}}, nil
+	}
+	c.CreateKey = func(_ context.Context, _ admin.Actor, k admin.NewKey) (admin.CreatedKey, error) {
+		f.note(k)
+		if k.Tenant == "later" {
+			return admin.CreatedKey{}, admin.Errorf(admin.NoQuorum, "2 of 3 voters are out of reach")
+		}
+		return admin.CreatedKey{Key: "hg_live_secret", ID: "acme-2", Tenant: k.Tenant, Hash: "sha256:00", Expires: k.Expires}, nil
+	}
+	c.RotateKey = func(_ context.Context, _ admin.Actor, k admin.KeyRotation) (admin.CreatedKey, error) {
+		f.note(k)
+		return admin.CreatedKey{Key: "hg_live_new", ID: "acme-2", Tenant: "acme", Replaces: k.ID, ReplacedExpires: fakeTime}, nil
+	}
+	c.CreateToken = func(_ context.Context, _ admin.Actor, k admin.NewToken) (admin.CreatedToken, error) {
+		f.note(k)
+		return admin.CreatedToken{Token: "hga_secret", Name: k.Name, Role: k.Role}, nil
+	}
+	c.Restore = func(_ context.Context, _ admin.Actor, r io.Reader, force bool) (admin.Restored, error) {
+		text, err := io.ReadAll(r)
+		f.note(fmt.Sprint(string(text), force))
+		return admin.Restored{StateHash: "0123456789abcdef0123"}, err
+	}
+	return c
+}
+
+func (f *fakeCluster) env(more ...string) []string {
+	return append([]string{"HEADGATE_ADMIN=" + f.url, "HEADGATE_ADMIN_TOKEN=" + cliToken}, more...)
+}
+
+// TestCommandsAsk: each command asks for what its arguments say, and prints what came.
+func TestCommandsAsk(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	policy := writeFile(t, "policy.yaml", "version: 1\n")
+	four := uint64(4)
+	day := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		args string
+		want any
+		says []string
+	}{
+		{"status", nil, []string{"gw-1 (v1), ready", "west (001122334455), leader gw-2", "epoch 3: gw-1, gw-2; lease held, 812 ms left", "degraded  no owner in reach"}},
+		{"members", nil, []string{"NODE", "leader", "2047", "0123456789ab ", "this one", "dead", "no answer"}},
+		{"members remove gw-2", "gw-2", []string{"gw-2 is out"}},
+		{"apply -f " + policy, admin.PolicyChange{Text: []byte("version: 1\n")}, []string{"+ x\nwarning: plan p has no tenant\n1 changes applied as revision 5"}},
+		{"apply -f " + policy + " --dry-run --expected 4", admin.PolicyChange{Text: []byte("version: 1\n"), DryRun: true, Expected: &four}, []string{"nothing was applied"}},
+		{"apply --rollback 2 --expected 4", admin.Rollback{Revision: 2, Expected: &four}, []string{"applied as revision 5"}},
+		{"apply --rollback 2 --dry-run", admin.PolicyChange{Text: []byte("# revision 2\nversion: 1\n"), DryRun: true}, []string{"nothing was applied"}},
+		{"policy show", nil, []string{"# revision 0\n"}},
+		{"policy show --revision 3", nil, []string{"# revision 3\n"}},
+		{"policy revisions", nil, []string{"REVISION", "2026-06-01T12:00:00Z", "as revision 2, in force"}},
+		{"keys create --tenant acme --id a --models m,n --assert-user --expires 2027-01-01", admin.NewKey{Tenant: "acme", ID: "a", Models: []string{"m", "n"}, AssertUser: true, Expires: day},
+			[]string{"key (shown once): hg_live_secret\n", "id acme-2 of tenant acme, until 2027-01-01T00:00:00Z"}},
+		{"keys rotate acme-1 --overlap 7d", admin.KeyRotation{ID: "acme-1", Overlap: 7 * 24 * time.Hour}, []string{"hg_live_new", "acme-1 is good until 2026-06-01"}},
+		{"keys rotate acme-1", admin.KeyRotation{ID: "acme-1", Overlap: 24 * time.Hour}, []string{"for ever"}},
+		{"keys revoke acme-1", "acme-1", []string{"acme-1 is revoked, for ever"}},
+		{"keys list", nil, []string{"LAST USED", "acme-1", "2026-06-01T00:00:00Z"}},
+		{"kill tenant dev --reason leak", admin.KillSwitch{Kind: "tenant", Name: "dev", On: true, Reason: "leak"}, []string{"tenant dev is killed on every node; headgate revive tenant dev ends that"}},
+		{"kill model org/model", admin.KillSwitch{Kind: "model", Name: "org/model", On: true}, []string{"org/model"}},
+		{"kill global", admin.KillSwitch{Kind: "global", On: true}, []string{"everything is killed"}},
+		{"kill", nil, []string{"KIND", "tenant", "leak"}},
+		{"revive key k-1", admin.KillSwitch{Kind: "key", Name: "k-1"}, []string{"key k-1 is no longer killed"}},
+		{"ladder show", nil, []string{"RUNG", "clamp", "on", "fallback", "off"}},
+		{"ladder set clamp on --for 10m --reason load", admin.RungChange{Rung: "clamp", On: true, For: 10 * time.Minute, Reason: "load"}, []string{"clamp is on"}},
+		{"ladder set clamp off", admin.RungChange{Rung: "clamp"}, []string{"clamp is off"}},
+		{"audit --limit 5 --actor ops --object x --since 2027-01-01", admin.AuditFilter{Limit: 5, Actor: "ops", Object: "x", Since: day}, []string{"ACTION", "kill.on"}},
+		{"tokens create ops --role operate", admin.NewToken{Name: "ops", Role: admin.RoleOperate}, []string{"token (shown once): hga_secret\nops with the role operate"}},
+		{"tokens list", nil, []string{"ROLE", "operate"}},
+		{"tokens revoke ops", "ops", []string{"token ops is revoked"}},
+		{"node override --unavailable local --for 15m", admin.OverrideChange{Unavailable: "local", For: 15 * time.Minute}, []string{"answers local for 15m"}},
+		{"node override --clear", admin.OverrideChange{}, []string{"no override"}},
+		{"node override", nil, []string{"deny until 2026-06-01T12:00:00Z, by ops"}},
+		{"node kill tenant acme --for 15m", admin.KillSwitch{Kind: "tenant", Name: "acme", On: true, For: 15 * time.Minute}, []string{"tenant acme is killed on this node for 15m"}},
+		{"node kill", nil, []string{"global", "2026-06-01T12:00:00Z"}},
+		{"node revive global", admin.KillSwitch{Kind: "global"}, []string{"everything is no longer killed on this node"}},
+		{"ledger inspect", nil, []string{"leader   gw-2", "voters   gw-1, gw-2", "keys     3"}},
+	} {
+		f.asked()
+		r := runCLI(t, f.env(), strings.Fields(c.args)...)
+		if r.code != 0 {
+			t.Errorf("headgate %s: exit code %d: %s", c.args, r.code, r.stderr)
+			continue
+		}
+		if got := f.asked(); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("headgate %s: asked for %+v, want %+v", c.args, got, c.want)
+		}
+		contains(t, r.stdout, c.says...)
+	}
+}
+
+// TestListingsAsJSON: every listing is also for programs.
+func TestListingsAsJSON(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	for _, args := range []string{
+		"status", "members", "policy revisions", "policy show", "keys list", "kill", "ladder show", "audit", "tokens list", "node override", "node kill", "ledger inspect",
+	} {
+		r := runCLI(t, f.env(), append(strings.Fields(args), "--json")...)
+		if r.code != 0 || !json.Valid([]byte(r.stdout)) {
+			t.Errorf("headgate %s: %+v", args, r)
+		}
+	}
+}
+
+// TestWrongUse asks nothing and says what is wrong; what the node refuses comes in its words.
+func TestWrongUse(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	policy := writeFile(t, "policy.yaml", "version: 1\n")
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"apply", 2, "--rollback"},
+		{"apply -f x --rollback 3", 2, "--rollback"},
+		{"apply -f " + policy + " --expected 3", 1, "revision 4 is in force, not 3"},
+		{"kill tenant", 2, "tenant NAME"},
+		{"kill global all", 2, "say what"},
+		{"kill tenants acme", 2, "global, model, tenant, key"},
+		{"revive", 2, "say what"},
+		{"node kill tenant acme", 2, "--for 15m"},
+		{"node kill tenant acme --for 25h", 2, "not between"},
+		{"node override --unavailable deny", 2, "say both"},
+		{"node override --clear --for 1m", 2, "no other flag"},
+		{"ladder set clamp up", 2, "neither on nor off"},
+		{"tokens create ops", 2, "--role"},
+		{"tokens create ops --role boss", 2, "read, operate, admin"},
+		{"keys rotate k --overlap soon", 2, "--overlap"},
+		{"keys create --tenant acme --expires soon", 2, "--expires"},
+		{"keys create --tenant later", 1, "2 of 3 voters are out of reach (headgate members"},
+		{"keys revoke", 2, "takes 1 arguments"},
+		{"ledger backup", 2, "name the file"},
+		{"ledger restore none", 2, "none"},
+		{"audit --limit 0", 2, "not between"},
+		{"status --token-file none", 2, "--token-file"},
+		{"status --ca none", 2, "--ca"},
+	} {
+		f.asked()
+		r := runCLI(t, f.env(), strings.Fields(c.args)...)
+		if got := f.asked(); c.code == 2 && got != nil {
+			t.Errorf("headgate %s asked for %+v", c.args, got)
+		}
+		if r.code != c.code || !strings.Contains(r.stderr, c.says) {
+			t.Errorf("headgate %s: %+v", c.args, r)
+		}
+	}
+}
+
+// TestTokens: from a file, too small, wrong, or none.
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	file := writeFile(t, "token", "read-token\n")
+	if r := runCLI(t, f.env(), "status", "--token-file", file); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	r := runCLI(t, f.env(), "kill", "tenant", "acme", "--token-file", file)
+	if r.code != 1 || !strings.Contains(r.stderr, `this needs a token with the role operate; "looker" has the role read`) {
+		t.Errorf("%+v", r)
+	}
+	r = runCLI(t, []string{"HEADGATE_ADMIN=" + f.url, "HEADGATE_ADMIN_TOKEN=guess"}, "status")
+	if r.code != 1 || !strings.Contains(r.stderr, "missing or wrong") {
+		t.Errorf("%+v", r)
+	}
+	if r = runCLI(t, f.env(), "status", "--token-file", writeFile(t, "empty", "\n")); r.code != 2 || !strings.Contains(r.stderr, "is empty") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestAdminOverTLS: the node's authority comes with --ca.
+func TestAdminOverTLS(t *testing.T) {
+	t.Parallel()
+	f := &fakeCluster{}
+	s := httptest.NewUnstartedServer(admin.Handler(f.config()))
+	s.Config.ErrorLog = nil
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	f.url = s.URL
+	ca := writeFile(t, "ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})))
+	if r := runCLI(t, f.env(), "status", "--ca", ca); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := runCLI(t, f.env("HEADGATE_CA="+ca), "status"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := runCLI(t, f.env(), "status"); r.code != 1 || !strings.Contains(r.stderr, "with --ca") {
+		t.Errorf("%+v", r)
+	}
+	if r := runCLI(t, f.env(), "status", "--ca", writeFile(t, "junk.pem", "junk")); r.code != 2 || !strings.Contains(r.stderr, "holds no certificate") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestWhatIsNoNode is told from a node.
+func TestWhatIsNoNode(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusFound)
+	}))
+	t.Cleanup(s.Close)
+	r := runCLI(t, []string{"HEADGATE_ADMIN=" + s.URL, "HEADGATE_ADMIN_TOKEN=x"}, "status")
+	if r.code != 1 || !strings.Contains(r.stderr, "status 302 from what answers at --admin") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestBackupFile: whole or not at all, and readable by its owner only.
+func TestBackupFile(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "b.backup")
+	for flag, want := range map[string]string{"--stale=false": "backup stale=false", "--stale": "backup stale=true"} {
+		r := runCLI(t, f.env(), "ledger", "backup", "-o", file, flag)
+		text, err := os.ReadFile(file)
+		if r.code != 0 || err != nil || string(text) != want {
+			t.Errorf("%+v %v %s", r, err, text)
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	r := runCLI(t, f.env(), "ledger", "restore", file, "--force")
+	if got := fmt.Sprint(f.asked()); r.code != 0 || !strings.HasSuffix(got, "true") || !strings.Contains(r.stdout, "state 0123456789ab") {
+		t.Errorf("%+v %s", r, got)
+	}
+
+	broken := f.config()
+	broken.Backup = func(_ context.Context, w io.Writer, _ bool) error {
+		_, _ = w.Write(bytes.Repeat([]byte("part"), 1<<12))
+		return io.ErrUnexpectedEOF
+	}
+	s := httptest.NewUnstartedServer(admin.Handler(broken))
+	s.Config.ErrorLog = nil
+	s.Start()
+	t.Cleanup(s.Close)
+	none := filepath.Join(dir, "none.backup")
+	if r := runCLI(t, []string{"HEADGATE_ADMIN=" + s.URL, "HEADGATE_ADMIN_TOKEN=" + cliToken}, "ledger", "backup", "-o", none); r.code != 1 {
+		t.Errorf("%+v", r)
+	}
+	if list, err := filepath.Glob(filepath.Join(dir, "*none*")); err != nil || len(list) != 0 {
+		t.Errorf("a broken backup left %v", list)
+	}
+}
+
+// TestOfflineKeyIsAPolicysKey: the printed lines say what the flags said.
+func TestOfflineKeyIsAPolicysKey(t *testing.T) {
+	t.Parallel()
+	r := runCLI(t, nil, "keys", "create", "--offline", "--tenant", "dev", "--id", "k", "--name", `"q"`, "--user", "u", "--class", "background", "--expires", "2027-01-01",
+		"--models", "m", "--routes", "chat,models", "--surfaces", "*", "--assert-user")
+	if r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+	_, lines, _ := strings.Cut(r.stdout, "\n")
+	p, err := ledger.ParsePolicy([]byte(cliPolicy("http://127.0.0.1:1", 100, lines)))
+	if err != nil {
+		t.Fatalf("%v in %s", err, lines)
+	}
+	k := p.Keys[0]
+	if k.ID != "k" || k.Name != `"q"` || k.User != "u" || k.Class != "background" || !k.AssertUser || k.Surfaces[0] != "*" || len(k.Routes) != 2 || k.Models[0] != "m" ||
+		!time.Time(k.Expires).Equal(time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)) {
+		t.Errorf("%+v", k)
+	}
+}
+
+// TestEveryCommandHelps: help has a sentence, and examples where there are flags to set.
+func TestEveryCommandHelps(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{"apply", "kill", "keys create", "keys rotate", "tokens create", "node override", "ledger backup", "ledger restore", "members", "audit", "doctor"} {
+		r := runCLI(t, nil, append(strings.Fields(args), "--help")...)
+		if r.code != 0 {
+			t.Errorf("%+v", r)
+		}
+		contains(t, r.stdout, "Usage:", "Examples:\n  headgate "+args)
+	}
+}
