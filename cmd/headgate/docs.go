@@ -36,3 +36,7 @@ func docsCommand() *cobra.Command {
 		},
 	}
 }
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{Use: "version", Short: "Print the version", Args: exactly(0), Run: func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version) }}
+}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"headgate/cluster/ledger"
 	"headgate/proxy/admin"
 )
 
@@ -23,15 +24,35 @@ import (
 const transferTime = 30 * time.Minute
 
 func ledgerCommand() *cobra.Command {
-	return group("ledger", "Look at what the cluster agreed on, keep it, and bring it back", inspectCommand(), backupCommand(), restoreCommand())
+	return group("ledger", "Look at what the cluster agreed on, keep it, and bring it back", inspectCommand(), backupCommand(), restoreCommand(), recoverCommand())
 }
 
 func inspectCommand() *cobra.Command {
+	var dir, file string
 	c := &cobra.Command{
-		Use: "inspect", Short: "Show the ledger of a node", Args: exactly(0), Example: "  headgate ledger inspect",
+		Use: "inspect [--data-dir DIR | --file FILE]", Short: "Show the ledger of a node, of a stopped node's data folder, or of a backup", Args: exactly(0),
+		Example: "  headgate ledger inspect\n  headgate ledger inspect --data-dir /var/lib/headgate\n  headgate ledger inspect --file headgate.backup",
 	}
 	a := adminFlags(c)
+	c.Flags().StringVar(&dir, "data-dir", "", "data folder of a node that is stopped")
+	c.Flags().StringVar(&file, "file", "", "a backup; it is read to its end, so that damage shows")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		switch {
+		case dir != "" && file != "":
+			return usageError{errors.New("--data-dir and --file exclude each other")}
+		case dir != "":
+			report, err := ledger.Inspect(dir, toStderr())
+			if errors.Is(err, ledger.ErrNoLedger) {
+				return err
+			}
+			return errors.Join(printReport(c.OutOrStdout(), report, a.json), err)
+		case file != "":
+			report, err := ledger.InspectFile(file)
+			if err != nil {
+				return err
+			}
+			return printReport(c.OutOrStdout(), report, a.json)
+		}
 		return show(c, a, http.MethodGet, "/admin/v1/ledger", nil, printLedger)
 	}
 	return c
@@ -111,6 +132,9 @@ func restoreCommand() *cobra.Command {
 	a := adminFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "also where the ledger is not empty")
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if _, err := ledger.InspectFile(args[0]); err != nil { // before anything is replaced by it
+			return usageError{err}
+		}
 		f, err := os.Open(args[0])
 		if err != nil {
 			return usageError{err}

@@ -98,7 +98,3 @@ func fromEnvironment(fs *pflag.FlagSet) (err error) {
 	})
 	return err
 }
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{Use: "version", Short: "Print the version", Args: exactly(0), Run: func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version) }}
-}

@@ -104,8 +104,8 @@ func (f *fakeCluster) config() admin.Config {
 		Override:  always(&admin.Override{Unavailable: "deny", Actor: "ops", Expires: fakeTime}),
 		NodeKills: always([]admin.Kill{{Kind: "global", Expires: fakeTime}}),
 		Backup: func(_ context.Context, w io.Writer, stale bool) error {
-			_, err := fmt.Fprintf(w, "backup stale=%v", stale)
-			return err
+			f.note(stale)
+			return ledger.NewState().Capture().Write(w)
 		},
 	}
 	c.ApplyPolicy = func(_ context.Context, _ admin.Actor, p admin.PolicyChange) (admin.Applied, error) {
@@ -168,8 +168,11 @@ func TestCommandsAsk(t *testing.T) {
 		{"policy show", nil, []string{"# revision 0\n"}},
 		{"policy show --revision 3", nil, []string{"# revision 3\n"}},
 		{"policy revisions", nil, []string{"REVISION", "2026-06-01T12:00:00Z", "as revision 2, in force"}},
-		{"keys create --tenant acme --id a --models m,n --assert-user --expires 2027-01-01", admin.NewKey{Tenant: "acme", ID: "a", Models: []string{"m", "n"}, AssertUser: true, Expires: day},
-			[]string{"key (shown once): hg_live_secret\n", "id acme-2 of tenant acme, until 2027-01-01T00:00:00Z"}},
+		{
+			"keys create --tenant acme --id a --models m,n --assert-user --expires 2027-01-01",
+			admin.NewKey{Tenant: "acme", ID: "a", Models: []string{"m", "n"}, AssertUser: true, Expires: day},
+			[]string{"key (shown once): hg_live_secret\n", "id acme-2 of tenant acme, until 2027-01-01T00:00:00Z"},
+		},
 		{"keys rotate acme-1 --overlap 7d", admin.KeyRotation{ID: "acme-1", Overlap: 7 * 24 * time.Hour}, []string{"hg_live_new", "acme-1 is good until 2026-06-01"}},
 		{"keys rotate acme-1", admin.KeyRotation{ID: "acme-1", Overlap: 24 * time.Hour}, []string{"for ever"}},
 		{"keys revoke acme-1", "acme-1", []string{"acme-1 is revoked, for ever"}},
@@ -251,6 +254,11 @@ func TestWrongUse(t *testing.T) {
 		{"keys revoke", 2, "takes 1 arguments"},
 		{"ledger backup", 2, "name the file"},
 		{"ledger restore none", 2, "none"},
+		{"ledger inspect --file none", 1, "none"},
+		{"ledger inspect --file x --data-dir y", 2, "exclude each other"},
+		{"ledger inspect --data-dir none", 1, "there is no ledger"},
+		{"ledger recover", 2, "name the data folder"},
+		{"ledger recover --data-dir none", 2, "no node-id"},
 		{"audit --limit 0", 2, "not between"},
 		{"status --token-file none", 2, "--token-file"},
 		{"status --ca none", 2, "--ca"},
@@ -330,12 +338,17 @@ func TestBackupFile(t *testing.T) {
 	f := startCluster(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "b.backup")
-	for flag, want := range map[string]string{"--stale=false": "backup stale=false", "--stale": "backup stale=true"} {
+	for flag, stale := range map[string]bool{"--stale=false": false, "--stale": true} {
 		r := runCLI(t, f.env(), "ledger", "backup", "-o", file, flag)
-		text, err := os.ReadFile(file)
-		if r.code != 0 || err != nil || string(text) != want {
-			t.Errorf("%+v %v %s", r, err, text)
+		if report, err := ledger.InspectFile(file); r.code != 0 || err != nil || report.Keys != 0 || f.asked() != stale {
+			t.Errorf("%+v %v %+v", r, err, report)
 		}
+	}
+	if r := runCLI(t, nil, "ledger", "inspect", "--file", file); r.code != 0 || !strings.Contains(spaced(r.stdout), "keys 0\n") {
+		t.Errorf("%+v", r)
+	}
+	if r := runCLI(t, f.env(), "ledger", "restore", writeFile(t, "junk", "junk")); r.code != 2 || f.asked() != nil {
+		t.Errorf("junk was sent: %+v", r)
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", info.Mode(), err)

@@ -266,8 +266,10 @@ func TestChanges(t *testing.T) {
 		{"PUT", "policy?dry_run=true&expected=3", "version: 1", boss, PolicyChange{[]byte("version: 1"), true, &three}},
 		{"PUT", "policy", "version: 1", boss, PolicyChange{Text: []byte("version: 1")}},
 		{"POST", "policy/rollback", `{"revision": 2, "expected": 3}`, boss, Rollback{2, &three}},
-		{"POST", "keys", `{"tenant": "acme", "id": "a", "models": ["m"], "assert_user": true, "test": true, "expires": "2027-01-01T00:00:00Z"}`, boss,
-			NewKey{Tenant: "acme", ID: "a", Models: []string{"m"}, AssertUser: true, Test: true, Expires: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		{
+			"POST", "keys", `{"tenant": "acme", "id": "a", "models": ["m"], "assert_user": true, "test": true, "expires": "2027-01-01T00:00:00Z"}`, boss,
+			NewKey{Tenant: "acme", ID: "a", Models: []string{"m"}, AssertUser: true, Test: true, Expires: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)},
+		},
 		{"POST", "keys/a/rotate", `{"overlap": "7d"}`, boss, KeyRotation{"a", 7 * 24 * time.Hour}},
 		{"POST", "keys/a/rotate", ``, boss, KeyRotation{"a", 24 * time.Hour}},
 		{"POST", "keys/a/rotate", `{"overlap": "0s"}`, boss, KeyRotation{"a", 0}},
@@ -481,8 +483,11 @@ func TestAlone(t *testing.T) {
 		status             int
 		says               string
 	}{
-		{"GET", "policy", "", 200, "p"}, {"GET", "policy?revision=1", "", 404, "only the policy in force"},
-		{"GET", "keys", "", 200, `"k"`}, {"PUT", "policy?dry_run=true", "good", 200, `"dry_run": true`}, {"PUT", "policy", "bad", 400, "line 1"},
+		{"GET", "policy", "", 200, "p"},
+		{"GET", "policy?revision=1", "", 404, "only the policy in force"},
+		{"GET", "keys", "", 200, `"k"`},
+		{"PUT", "policy?dry_run=true", "good", 200, `"dry_run": true`},
+		{"PUT", "policy", "bad", 400, "line 1"},
 	} {
 		if w := ask(h, x.method, "/admin/v1/"+x.path, rootToken, x.body); w.Code != x.status || !strings.Contains(w.Body.String(), x.says) {
 			t.Errorf("%s %s: %d %s", x.method, x.path, w.Code, w.Body)
@@ -511,7 +516,7 @@ func TestRoleNames(t *testing.T) {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
-	if Role(0).String() != "none" || (Role(4)).String() != "none" {
+	if Role(0).String() != "none" || Role(4).String() != "none" {
 		t.Error("a role outside the three has a name")
 	}
 }
