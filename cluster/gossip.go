@@ -29,6 +29,8 @@ const (
 	suspicionMax   = 2 // × the shortest suspicion, while nobody confirms it
 	awarenessMax   = 4 // × probeInterval, while this node doubts itself
 	streamTimeout  = time.Second
+	exchangeEvery  = 3 * time.Second // of whole states, for what gossip missed
+	retransmitMult = 5               // × the decimal magnitude of the cluster
 
 	tickEvery   = 50 * time.Millisecond
 	watchEvery  = 250 * time.Millisecond // between this node's own pings of one it watches
@@ -255,7 +257,7 @@ func StartGossip(cfg GossipConfig) (*Gossip, error) {
 		g.cancel()
 		return nil, err
 	}
-	g.queue = &memberlist.TransmitLimitedQueue{NumNodes: g.known, RetransmitMult: 3}
+	g.queue = &memberlist.TransmitLimitedQueue{NumNodes: g.known, RetransmitMult: retransmitMult}
 	list, err := memberlist.Create(mc)
 	if err != nil {
 		g.cancel()
@@ -278,7 +280,7 @@ func (g *Gossip) memberlistConfig() (*memberlist.Config, error) {
 	mc.Logger = newMemberlistLog(g)
 	mc.ProbeInterval, mc.ProbeTimeout, mc.GossipInterval = probeInterval, pingTimeout, gossipInterval
 	mc.SuspicionMult, mc.SuspicionMaxTimeoutMult, mc.AwarenessMaxMultiplier = suspicionMult, suspicionMax, awarenessMax
-	mc.TCPTimeout, mc.PushPullInterval = streamTimeout, 10*time.Second
+	mc.TCPTimeout, mc.PushPullInterval, mc.RetransmitMult = streamTimeout, exchangeEvery, retransmitMult
 	mc.DeadNodeReclaimTime = time.Nanosecond // a name that died may come back elsewhere at once
 	mc.EnableCompression = false
 	d := &delegate{g}
@@ -295,7 +297,7 @@ func (g *Gossip) memberlistConfig() (*memberlist.Config, error) {
 	}
 	if len(keys) == 0 {
 		if !g.cfg.Insecure {
-			return nil, errors.New("no gossip key: give the node its certificate folder, as `headgate init` writes it, or --insecure on a network that nobody else reaches")
+			return nil, errors.New("no gossip key: give the node its folder from `headgate init` as --cluster-tls, or say --insecure on a network that nobody else reaches")
 		}
 		return mc, nil
 	}

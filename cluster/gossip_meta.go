@@ -13,7 +13,7 @@ const (
 	maxServerIDLen  = maxNameLen + 9
 	maxVersionLen   = 64
 	maxClusterIDLen = 32
-	maxClusterLen   = 64
+	maxClusterLen   = 63 // of a DNS label, since certificates carry it
 
 	metaFounded = 1 << 0
 	metaLeaving = 1 << 1

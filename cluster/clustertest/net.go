@@ -29,6 +29,10 @@ const (
 	firstFreePort = 40000   // for the dialing end
 )
 
+// Afterlife is how long memberlist's own goroutines may outlive its Shutdown: a bubble must
+// let so much of its time pass, time.Sleep(clustertest.Afterlife), before it ends.
+const Afterlife = 5 * time.Second
+
 // Net is a network of hosts. It is safe for concurrent use.
 type Net struct {
 	mu      sync.Mutex
