@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"headgate/limiter"
 )
@@ -336,8 +337,16 @@ func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces m
 			c.ref(at.item("surfaces", i, ""), "surface", s, surfaces)
 		}
 	}
-	if len(k.User) > 256 || strings.ContainsFunc(k.User, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		c.add(at.field("user"), "a user's name is at most 256 printable bytes")
+	for _, l := range [...]struct{ field, text string }{{"user", k.User}, {"name", k.Name}} {
+		if len(l.text) > maxLabel || !utf8.ValidString(l.text) || strings.ContainsFunc(l.text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			c.add(at.field(l.field), "a key's %s is at most %d printable bytes", l.field, maxLabel)
+		}
+	}
+	if n := len(k.Models) + len(k.Routes) + len(k.Surfaces); n > maxScope {
+		c.add(at, "a key is held to at most %d models, routes and surfaces, not %d", maxScope, n)
+	}
+	if !k.Expires.IsZero() && time.Time(k.Expires).Unix() <= 0 {
+		c.add(at.field("expires"), "a key expires after 1970; `revoked: true` stops one")
 	}
 }
 

@@ -67,7 +67,7 @@ func (c *Capture) Write(w io.Writer) error {
 		}}})
 	}
 	if f.View != nil {
-		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_View{View: f.View.message()}})
+		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_View{View: f.View.Message()}})
 	}
 	for _, t := range f.Tokens.All() {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Token{Token: &ledgerpb.Token{

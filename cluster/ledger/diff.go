@@ -25,7 +25,8 @@ func (c Change) String() string {
 }
 
 // Diff lists what changes from old to new, in the order of the paths. Entries of lists
-// are matched by name (keys by id), so that moving one is no change.
+// are matched by name (keys by id), so that moving one is no change. Of hashes it shows the
+// first digits only.
 func Diff(old, new *Policy) []Change {
 	a, b := map[string]string{}, map[string]string{}
 	flatten("", reflect.ValueOf(*old), a)
@@ -39,6 +40,11 @@ func Diff(old, new *Policy) []Change {
 	for path, v := range b {
 		if _, ok := a[path]; !ok {
 			out = append(out, Change{path, "", v})
+		}
+	}
+	for i := range out {
+		if strings.HasSuffix(out[i].Path, "].hash") {
+			out[i].Old, out[i].New = redact(out[i].Old), redact(out[i].New)
 		}
 	}
 	slices.SortFunc(out, func(x, y Change) int { return strings.Compare(x.Path, y.Path) })

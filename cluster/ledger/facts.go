@@ -283,7 +283,8 @@ func (v *View) Equal(o *View) bool {
 	return v.Epoch == o.Epoch && v.Partitions == o.Partitions && v.RingVersion == o.RingVersion && slices.Equal(v.Members, o.Members)
 }
 
-func (v *View) message() *ledgerpb.View {
+// Message is the view as commands and snapshots carry it.
+func (v *View) Message() *ledgerpb.View {
 	out := &ledgerpb.View{Epoch: v.Epoch, Partitions: v.Partitions, RingVersion: v.RingVersion}
 	for _, m := range v.Members {
 		out.Members = append(out.Members, &ledgerpb.Member{Name: m.Name, Incarnation: m.Incarnation, Address: m.Address})

@@ -131,9 +131,17 @@ func (k *Key) message() (*ledgerpb.Key, error) {
 		Models: k.Models, Routes: k.Routes, Surfaces: k.Surfaces, AssertUser: k.AssertUser,
 	}
 	if !k.Expires.IsZero() {
-		m.ExpiresUnixNano = time.Time(k.Expires).UnixNano()
+		m.ExpiresUnixNano = unixNano(time.Time(k.Expires))
 	}
 	return m, nil
+}
+
+// unixNano is bounded by what an int64 holds: until the year 2262.
+func unixNano(t time.Time) int64 {
+	if t.After(time.Unix(0, math.MaxInt64)) {
+		return math.MaxInt64
+	}
+	return t.UnixNano()
 }
 
 // Lookup finds a key by its hash, revoked and expired ones too. The search may take a time
@@ -289,16 +297,21 @@ func (t *keyTable) byIDOf(id string) (*KeyRecord, bool) {
 
 func compareID(r *KeyRecord, id string) int { return strings.Compare(r.ID, id) }
 
-// record makes a record of a key that was checked. It keeps the message's strings.
+// record makes a record of a key that was checked, with the table's own copy of what many share.
 func (t *keyTable) record(k *ledgerpb.Key) *KeyRecord {
 	tenant, ok := t.tenants[k.GetTenant()]
 	if !ok {
 		tenant = k.GetTenant()
 		t.tenants[tenant] = tenant
 	}
+	return newRecord(k, tenant, t.noScope)
+}
+
+// newRecord keeps the message's strings. unheld is the scope of a key that is held to nothing.
+func newRecord(k *ledgerpb.Key, tenant string, unheld *KeyScope) *KeyRecord {
 	r := &KeyRecord{
 		ID: k.GetId(), Tenant: tenant, Name: k.GetName(), expires: k.GetExpiresUnixNano(), created: k.GetCreatedUnixNano(),
-		Revoked: k.GetRevoked(), AssertUser: k.GetAssertUser(), KeyScope: t.noScope,
+		Revoked: k.GetRevoked(), AssertUser: k.GetAssertUser(), KeyScope: unheld,
 	}
 	copy(r.Hash[:], k.GetHash())
 	if k.GetUser() != "" || k.GetClass() != "" || len(k.GetModels())+len(k.GetRoutes())+len(k.GetSurfaces()) > 0 {

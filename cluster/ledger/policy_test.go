@@ -387,8 +387,8 @@ func TestIndexSharesAndRefuses(t *testing.T) {
 		key  Key
 		want string
 	}{
-		"no such tenant":       {key("dev", "nobody", 3), `there is no tenant "nobody"`},
-		"no hash":              {Key{ID: "dev", Tenant: "old"}, "not a key's hash"},
+		"no such tenant": {key("dev", "nobody", 3), `there is no tenant "nobody"`},
+		"no hash":        {Key{ID: "dev", Tenant: "old"}, "not a key's hash"},
 	} {
 		if _, err := p.Index(time.Unix(2e9, 0), 1, Share{}, keysOf(t, p.Keys...), c.key); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
@@ -544,7 +544,7 @@ func FuzzParsePolicy(f *testing.F) {
 			t.Fatalf("differs from itself: %v", d)
 		}
 		for _, now := range []int64{-1e10, 1e9, 1e11} {
-			ix, err := p.Index(time.Unix(now, 0), 1, Share{1, 3}, keysOf(t, p.Keys...))
+			ix, err := p.Index(time.Unix(now, 0), 1, Share{Rank: 1, Of: 3}, keysOf(t, p.Keys...))
 			if err != nil {
 				t.Fatalf("valid and not indexable: %v", err)
 			}

@@ -8,8 +8,13 @@ import (
 
 // Share is a node's part of every limit while limits are split between the members of a
 // view: that of the member at place Rank, from 0, of Of members. The zero value and
-// Share{0, 1} are the whole. The shares of all ranks add up to the limit, exactly.
-type Share struct{ Rank, Of int }
+// Share{Of: 1} are the whole. The shares of all ranks add up to the limit, exactly.
+type Share struct {
+	Rank, Of int
+	// Least is the part that every rank holds at least, whatever Rank: for a member whose
+	// share changes, until nobody spends by the shares of before.
+	Least bool
+}
 
 func (s Share) validate() error {
 	if s.Rank < 0 || s.Of < 0 || s.Of > maxMembers || s.Rank >= max(s.Of, 1) {
@@ -18,10 +23,14 @@ func (s Share) validate() error {
 	return nil
 }
 
-// part is floor(n·(rank+1)/of) − floor(n·rank/of): the parts of n add up to it.
+// part is floor(n·(rank+1)/of) − floor(n·rank/of): the parts of n add up to it. The least
+// of them is floor(n/of).
 func (s Share) part(n int64) int64 {
 	of, rank := int64(s.Of), int64(s.Rank)
 	whole, rest := n/of, n%of // so that no product overflows
+	if s.Least {
+		return whole
+	}
 	return whole + rest*(rank+1)/of - rest*rank/of
 }
 
@@ -32,9 +41,9 @@ func (s Share) split(l *limiter.Limit) (none bool) {
 	if s.Of <= 1 {
 		return false
 	}
-	largest, _ := Share{s.Of - 1, s.Of}.of(*l) // rounded up, and so never nothing
-	if largest.Validate() != nil {             // so slow (36 years to fill) that a part can't be reckoned with
-		return s.Rank > 0
+	largest, _ := Share{Rank: s.Of - 1, Of: s.Of}.of(*l) // rounded up, and so never nothing
+	if largest.Validate() != nil {                       // so slow (36 years to fill) that a part can't be reckoned with
+		return s.Rank > 0 || s.Least
 	}
 	part, none := s.of(*l)
 	if !none {

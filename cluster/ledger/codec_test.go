@@ -1,0 +1,260 @@
+package ledger
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"google.golang.org/protobuf/encoding/protodelim"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"headgate/cluster/ledger/ledgerpb"
+)
+
+func TestSnapshotRoundTrip(t *testing.T) {
+	for name, s := range map[string]*State{"empty": NewState(), "lived": lived(t).s, "large": manyState(t, 20_000)} {
+		snapshot := snapshotOf(t, s)
+		back, err := ReadState(iotest.OneByteReader(bytes.NewReader(snapshot)))
+		must(t, err)
+		if got, want := back.Facts(), s.Facts(); got.Hash != want.Hash || got.Index != want.Index || got.Changed != want.Changed || !got.Time.Equal(want.Time) || got.KeyCount != want.KeyCount {
+			t.Errorf("%s: read back as %+v, was %+v", name, got, want)
+		}
+		if !bytes.Equal(snapshotOf(t, back), snapshot) {
+			t.Errorf("%s: written again it is another", name)
+		}
+		for k, used := range s.Keys().All() {
+			if again, ok := back.Keys().ByID(k.ID); !ok || again.Hash != k.Hash || !back.Keys().LastUsed(again).Equal(used) {
+				t.Fatalf("%s: key %s is %+v", name, k.ID, again)
+			}
+		}
+	}
+}
+
+// TestDamageIsFound at every byte that is missing, and in every bit.
+func TestDamageIsFound(t *testing.T) {
+	snapshot := snapshotOf(t, lived(t).s)
+	damaged := func(b []byte, what string, at int) {
+		t.Helper()
+		s, err := ReadState(bytes.NewReader(b))
+		_, is := errors.AsType[*SnapshotError](err)
+		if s != nil || !is && !errors.Is(err, ErrSnapshotVersion) {
+			t.Fatalf("%s at %d of %d gave %v", what, at, len(snapshot), err)
+		}
+	}
+	for n := range snapshot {
+		damaged(snapshot[:n], "cut off", n)
+	}
+	for i := range snapshot {
+		for bit := range 8 {
+			flipped := bytes.Clone(snapshot)
+			flipped[i] ^= 1 << bit
+			damaged(flipped, "a bit flipped", i)
+		}
+	}
+}
+
+// edited is a snapshot whose records edit changed, with a trailer that fits.
+func edited(t *testing.T, snapshot []byte, edit func([]*ledgerpb.Record, *ledgerpb.Header) []*ledgerpb.Record) []byte {
+	t.Helper()
+	r := bufio.NewReader(bytes.NewReader(snapshot))
+	var head ledgerpb.Header
+	must(t, protodelim.UnmarshalFrom(r, &head))
+	var records []*ledgerpb.Record
+	for {
+		var rec ledgerpb.Record
+		must(t, protodelim.UnmarshalFrom(r, &rec))
+		if rec.GetTrailer() != nil {
+			break
+		}
+		records = append(records, &rec)
+	}
+	records = edit(records, &head)
+	var out bytes.Buffer
+	sw := &snapshotWriter{w: bufio.NewWriter(&out), sum: sha256.New()}
+	sw.message(&head)
+	for _, rec := range records {
+		sw.record(rec)
+	}
+	sw.message(trailer(sw.records, sw.sum))
+	must(t, errors.Join(sw.err, sw.w.Flush()))
+	return out.Bytes()
+}
+
+// TestDamageIsNamed, also where somebody made the checksum fit.
+func TestDamageIsNamed(t *testing.T) {
+	snapshot := snapshotOf(t, lived(t).s)
+	type records = []*ledgerpb.Record
+	find := func(rs records, is func(*ledgerpb.Record) bool) int {
+		for i, r := range rs {
+			if is(r) {
+				return i
+			}
+		}
+		t.Fatal("no such record")
+		return 0
+	}
+	key := func(r *ledgerpb.Record) bool { return r.GetKey() != nil }
+	for name, c := range map[string]struct {
+		edit func(records, *ledgerpb.Header) records
+		want string
+	}{
+		"nothing":            {func(rs records, _ *ledgerpb.Header) records { return rs }, ""},
+		"a key gone":         {func(rs records, _ *ledgerpb.Header) records { i := find(rs, key); return append(rs[:i:i], rs[i+1:]...) }, "whose hash is"},
+		"a key changed":      {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Revoked = true; return rs }, "whose hash is"},
+		"a key without hash": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
+		"a key twice": {func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, key)
+			return append(rs[:i+1:i+1], rs[i:]...)
+		}, "a key out of order"},
+		"an id twice": {func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, key)
+			rs[i].GetKey().Id = rs[i+1].GetKey().GetId()
+			return rs
+		}, "two of the keys are called"},
+		"revisions reversed": {func(rs records, _ *ledgerpb.Header) records { rs[0], rs[1] = rs[1], rs[0]; return rs }, "is revision 1 of the policy after 2"},
+		"a command twice":    {func(rs records, _ *ledgerpb.Header) records { return append(rs, rs[len(rs)-1]) }, "remembers a command twice"},
+		"a later record":     {func(rs records, _ *ledgerpb.Header) records { return append(rs, &ledgerpb.Record{}) }, "of a kind that this version does not know"},
+		"a short id":         {func(rs records, h *ledgerpb.Header) records { h.ClusterId = []byte{1}; return rs }, "a cluster id of 1 bytes"},
+		"a later version":    {func(rs records, h *ledgerpb.Header) records { h.Version = 2; return rs }, "written by a newer version"},
+		"no version":         {func(rs records, h *ledgerpb.Header) records { h.Version = 0; return rs }, "its header at byte 0 is not that of a ledger's snapshot"},
+	} {
+		s, err := ReadState(bytes.NewReader(edited(t, snapshot, c.edit)))
+		if c.want == "" {
+			must(t, err)
+			continue
+		}
+		if s != nil || err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+	for name, b := range map[string][]byte{
+		"more follows":      append(bytes.Clone(snapshot), 0),
+		"a huge length":     append(protowire.AppendVarint(nil, maxRecord+1), 1, 2, 3),
+		"a length too long": bytes.Repeat([]byte{0xff}, 20),
+		"nothing":           nil,
+		"text":              []byte("#!/bin/sh\necho this is no snapshot"),
+	} {
+		if s, err := ReadState(bytes.NewReader(b)); s != nil || err == nil {
+			t.Errorf("%s: %v %v", name, s, err)
+		}
+	}
+	broken := errors.New("the disk broke")
+	if _, err := ReadState(io.MultiReader(bytes.NewReader(snapshot[:50]), iotest.ErrReader(broken))); !errors.Is(err, broken) {
+		t.Errorf("a reader's error became %v", err)
+	}
+	if err := lived(t).s.Capture().Write(failingWriter{broken}); !errors.Is(err, broken) {
+		t.Errorf("a writer's error became %v", err)
+	}
+}
+
+type failingWriter struct{ err error }
+
+func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// update writes testdata/v1 anew. What is there was written by the first version: that it
+// can still be read is the point, so it is not to be written again for a later version.
+func update(t *testing.T, dir string) {
+	w := newWorld(t)
+	var log, half bytes.Buffer
+	feed := func(n uint64, body any) {
+		c := command(n, body)
+		_, err := protodelim.MarshalTo(&log, c)
+		must(t, err)
+		_, err = w.s.Apply(n, c)
+		must(t, err)
+		w.index = n
+	}
+	for i, body := range goldenBodies() {
+		if feed(uint64(i+1), body); i == len(goldenBodies())/2 {
+			must(t, w.s.Capture().Write(&half))
+		}
+	}
+	sum := w.s.Facts().Hash
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "log"), log.Bytes(), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "snapshot"), half.Bytes(), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "hash"), []byte(hex.EncodeToString(sum[:])+"\n"), 0o644))
+}
+
+func goldenBodies() []any {
+	k := keyMessage("full", "acme")
+	k.Name, k.User, k.Class, k.Models, k.Routes, k.Surfaces, k.AssertUser, k.ExpiresUnixNano = "n", "u", "background", []string{"llama-8b"}, []string{"chat"}, []string{"*"}, true, 2e18
+	return []any{
+		&ledgerpb.Found{ClusterId: bytes.Repeat([]byte{7}, 16)},
+		&ledgerpb.SetPolicy{Text: []byte(example), NewKeys: []*ledgerpb.Key{keyMessage("filed", "acme")}, Changes: []string{"+ version: 1"}, Seed: true},
+		createKeys(k, keyMessage("second", "old")),
+		&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_TENANT, Name: "acme", On: true, Reason: "abuse"},
+		&ledgerpb.SetRung{Rung: "cheap_models", On: true, ExpiresUnixNano: 2e18, Reason: "load"},
+		&ledgerpb.SetView{View: &ledgerpb.View{Epoch: 1, Partitions: 4093, RingVersion: 1, Members: []*ledgerpb.Member{{Name: "a", Incarnation: 1, Address: "h:1"}}}},
+		&ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: "ci", Hash: hashOf("ci"), Role: ledgerpb.Role_ROLE_OPERATE}},
+		&ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: "cd", Hash: hashOf("cd"), Role: ledgerpb.Role_ROLE_ADMIN, ExpiresUnixNano: 2e18}},
+		&ledgerpb.RevokeKey{Id: "nobody"},
+		&ledgerpb.TouchKeys{Ids: []string{"full", "filed"}, Unix: []int64{1e9, 1e9}},
+		&ledgerpb.CreateKeys{Keys: []*ledgerpb.Key{keyMessage("third", "old")}, Replaces: "second", ReplacedExpiresUnixNano: 15e17},
+		&ledgerpb.RevokeKey{Id: "full"},
+		&ledgerpb.TouchKeys{Ids: []string{"full", "third"}, Unix: []int64{2e9, 2e9}},
+		&ledgerpb.SetPolicy{Text: []byte("version: 1\n"), Expected: proto.Uint64(1), RolledBackTo: 1},
+		&ledgerpb.SetPolicy{Text: []byte("version: 2\n"), Expected: proto.Uint64(1)},
+		&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_GLOBAL, On: true},
+		&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_TENANT, Name: "acme"},
+		&ledgerpb.RevokeToken{Name: "ci"},
+		&ledgerpb.Note{Node: "a", UnixNano: 1e18, Action: "node.override", Detail: "for 15m"},
+	}
+}
+
+var updateGolden = flag.Bool("update", false, "write golden files anew")
+
+// TestOldLogAndSnapshotStillWork: what the first version wrote gives the state that it gave then.
+func TestOldLogAndSnapshotStillWork(t *testing.T) {
+	dir := filepath.Join("testdata", "v1")
+	if *updateGolden {
+		update(t, dir)
+	}
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		must(t, err)
+		return b
+	}
+	want := strings.TrimSpace(string(read("hash")))
+	fromStart, fromHalf := NewState(), readState(t, read("snapshot"))
+	half := fromHalf.Facts().Index
+	r := bufio.NewReader(bytes.NewReader(read("log")))
+	index := uint64(0)
+	for {
+		var c ledgerpb.Command
+		err := protodelim.UnmarshalFrom(r, &c)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		index++
+		_, err = fromStart.Apply(index, &c)
+		must(t, err)
+		if index > half {
+			_, err = fromHalf.Apply(index, &c)
+			must(t, err)
+		}
+	}
+	if half == 0 || half >= index || index < 10 {
+		t.Fatalf("a log of %d entries, a snapshot at %d", index, half)
+	}
+	for name, s := range map[string]*State{"the log": fromStart, "the snapshot and the log's end": fromHalf} {
+		f := s.Facts()
+		if got := hex.EncodeToString(f.Hash[:]); got != want {
+			t.Errorf("%s: the state's hash is %s, and was %s", name, got, want)
+		}
+		if f.KeyCount != 4 || f.Revision() != 2 || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
