@@ -135,7 +135,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	home := initialized(t, Options{})
 	a := loadNode(t, home, "a")
 	foreign := loadNode(t, initialized(t, Options{}), "b") // another authority, the same cluster name
-	careless := func(c *tls.Config) *tls.Config { // checks nothing itself
+	careless := func(c *tls.Config) *tls.Config {          // checks nothing itself
 		c.VerifyConnection = nil
 		return c
 	}
