@@ -60,6 +60,7 @@ type rights struct {
 	ring     *Ring
 	parts    []right // by partition
 	member   right   // of the membership itself
+	joined   bool    // it was a member once
 	replaced bool
 
 	leaseEpoch uint64 // what the lease was granted for
@@ -102,9 +103,8 @@ func (f *Fence) Step(now int64, v *ledger.View) {
 	next.parts = make([]right, len(next.ring.owners))
 
 	me := f.find(next.ring)
-	if me < 0 && old.member.start != never {
-		next.replaced = next.replaced || hasName(next.ring, f.self.Name)
-	}
+	next.joined = old.joined || me >= 0
+	next.replaced = old.replaced || old.joined && me < 0 && hasName(next.ring, f.self.Name)
 	// Another partition count makes other partitions of the same numbers.
 	follows := (v.Epoch == old.epoch+1 || f.opts.bridgeGaps) && len(old.parts) == len(next.parts)
 	fresh := right{start: now + int64(takeoverWait), since: v.Epoch}

@@ -62,8 +62,9 @@ type Seen struct {
 	Incarnation uint64
 	Address     string
 	Gossip      Liveness
-	// LastKeep is when this leader last had a KeepView request of it for the current
-	// epoch or a later one; 0: never. A member's is at least the leader's election.
+	// LastKeep is when this leader last had a KeepView request of it, made by a process
+	// that had stepped to the view current then; who is no member must have stepped to
+	// the view current now. 0: never. A member's is at least the leader's election.
 	LastKeep int64
 	// Removed is when this leader saw it leave the view; 0: it did not.
 	Removed int64
@@ -74,14 +75,15 @@ type Seen struct {
 
 // NextView is the view that the leader would commit after current, judged at now alone
 // (Proposer adds the memory). Not ok: current is as it should be. It never proposes an
-// empty view, and none with more than MaxMembers members.
+// empty view, and none with more than MaxMembers members. A member that is not among seen
+// never asked.
 //
 // A member goes at once if it left, or if another incarnation of its name is alive and
 // asks for leases; after DeadAfter without a KeepView if gossip says that it is dead or
 // that its name is another process now; after SilentAfter without one in any case: a
-// member that cannot reach the leader grants nothing. A process comes in if gossip says that it is alive
-// and it asks for leases, which shows that it follows the ledger; one that was removed
-// RejoinAfter later at the earliest.
+// member that cannot reach the leader grants nothing. A process comes in if gossip says
+// that it is alive and it asks for leases, which shows that it follows the ledger; one
+// that was removed RejoinAfter later at the earliest.
 func NextView(current *ledger.View, seen []Seen, now int64, cfg ViewConfig) (*ledger.View, bool) {
 	next, _ := nextView(current, seen, now, cfg.withDefaults())
 	return next, next != nil
@@ -102,7 +104,7 @@ func nextView(current *ledger.View, seen []Seen, now int64, cfg ViewConfig) (nex
 		}
 		urgent = urgent || atOnce
 	}
-	for _, s := range newcomers(seen, now, cfg) {
+	for _, s := range newcomers(old, seen, now, cfg) {
 		known := slices.ContainsFunc(next.Members, func(m ledger.Member) bool { return m.Name == s.Name })
 		if !known && len(next.Members) < min(MaxMembers, int(next.Partitions)) {
 			next.Members = append(next.Members, ledger.Member{Name: s.Name, Incarnation: s.Incarnation, Address: s.Address})
@@ -148,10 +150,12 @@ func mayJoin(s Seen, now int64, cfg ViewConfig) bool {
 	return s.Removed == 0 || s.LastKeep > s.Removed && now-s.Removed >= int64(cfg.RejoinAfter)
 }
 
-// newcomers are those that may join, by name; of one name the one that asked last.
-func newcomers(seen []Seen, now int64, cfg ViewConfig) (in []Seen) {
+// newcomers are those that may join and are no members, by name; of one name first the
+// one that asked last.
+func newcomers(members []ledger.Member, seen []Seen, now int64, cfg ViewConfig) (in []Seen) {
 	for _, s := range seen {
-		if mayJoin(s, now, cfg) {
+		member := slices.ContainsFunc(members, func(m ledger.Member) bool { return m.Name == s.Name && m.Incarnation == s.Incarnation })
+		if !member && mayJoin(s, now, cfg) {
 			in = append(in, s)
 		}
 	}
@@ -183,6 +187,7 @@ type Proposer struct {
 
 type asker struct {
 	lastKeep, removed int64
+	epoch             uint64 // of the last request
 	replaced          bool
 }
 
@@ -208,7 +213,7 @@ func (p *Proposer) Asked(now int64, name string, incarnation, epoch uint64) {
 		return // it does not follow, so no lease comes of it
 	}
 	if a := p.at(Self{name, incarnation}); a != nil {
-		a.lastKeep = max(a.lastKeep, now)
+		a.lastKeep, a.epoch = max(a.lastKeep, now), max(a.epoch, epoch)
 	}
 }
 
@@ -279,10 +284,15 @@ func (p *Proposer) remember(current *ledger.View, gossip []Seen) []Seen {
 	}
 	for i := range seen {
 		s := &seen[i]
+		member := current != nil && isMember(current, s.Name, s.Incarnation)
 		if a := p.known[Self{s.Name, s.Incarnation}]; a != nil {
 			s.LastKeep, s.Removed, s.Replaced = a.lastKeep, a.removed, a.replaced
+			if !member && current != nil && a.epoch < current.Epoch {
+				// It may have asked before it learned that it was replaced, and ask no more.
+				s.LastKeep = 0
+			}
 		}
-		if current != nil && isMember(current, s.Name, s.Incarnation) {
+		if member {
 			s.LastKeep = max(s.LastKeep, p.elected)
 		}
 	}

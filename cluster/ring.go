@@ -82,6 +82,15 @@ func (r *Ring) Owner(partition uint32) int {
 	return int(r.owners[partition])
 }
 
+// Owned counts the partitions of each of Members.
+func (r *Ring) Owned() []int {
+	owned := make([]int, len(r.members))
+	for _, m := range r.owners {
+		owned[m]++
+	}
+	return owned
+}
+
 // OwnerOf is the member that owns a tenant; the zero Member where nobody does.
 func (r *Ring) OwnerOf(tenant string) ledger.Member {
 	i := r.Owner(r.Partition(tenant))

@@ -39,6 +39,7 @@ type simProc struct {
 
 	lie      Liveness // what gossip says of it instead of the truth, until then
 	lieUntil int64
+	lieNotTo *simServer // nil: to everybody
 }
 
 // simAsk is a KeepView request that has come to the leader.
@@ -71,6 +72,9 @@ func (s *simServer) start() {
 	p.commit, p.applied, p.view = s.base, s.base, s.baseView
 	s.proc = p
 	w.procs = append(w.procs, p)
+	w.mighty = append(slices.DeleteFunc(w.mighty, func(p *simProc) bool {
+		return !p.alive && w.now > p.diedAt+int64(2*leaseFor) // whoever borrowed of it has nothing left
+	}), p)
 	w.logf("%s starts", p)
 	if p.view != nil {
 		p.feed(p.view)
@@ -148,7 +152,10 @@ func (p *simProc) askOnce(number uint64, again bool) {
 	}
 	sent := p.clock().read(w.now)
 	w.after(w.hesitation(), p, func() {
-		to := w.rng.IntN(w.voters)
+		to := p.leaderID
+		if to < 0 || w.chance(.5) {
+			to = w.rng.IntN(w.voters)
+		}
 		w.send(p.srv.id, to, func(q *simProc) {
 			q.onAsk(simAsk{name: p.srv.name, inc: p.inc, epoch: epoch, answer: func(granted bool) {
 				w.answer(q.srv.id, p, func() { p.onKept(number, sent, epoch, granted) })
@@ -172,6 +179,9 @@ func (p *simProc) onKept(number uint64, sent int64, epoch uint64, granted bool) 
 		p.asks++ // answered
 	}
 	now := p.clock().read(p.w.now)
+	if p.w.broken.fromAnswer {
+		sent = now
+	}
 	p.w.after(p.w.hesitation(), p, func() {
 		if p.fence.Granted(sent, now, epoch) {
 			p.changed()
@@ -185,6 +195,10 @@ func (p *simProc) onAsk(a simAsk, forwarded bool) {
 	switch {
 	case p.role == simLeader:
 		p.proposer.Asked(p.clock().read(w.now), a.name, a.inc, a.epoch)
+		if n := len(p.rounds); n > 0 && w.broken.lateJoin {
+			p.rounds[n-1].asks = append(p.rounds[n-1].asks, a)
+			return
+		}
 		p.waiting = append(p.waiting, a)
 		p.scheduleRound()
 	case forwarded || p.leaderID < 0:
@@ -314,7 +328,7 @@ func (p *simProc) gossip() (seen []Seen) {
 		s := Seen{Name: q.srv.name, Incarnation: q.inc, Gossip: GossipAlive}
 		cut := w.cut[q.srv.id][p.srv.id] > w.now && w.now-w.cutSince[q.srv.id][p.srv.id] > detection
 		switch {
-		case q.lieUntil > w.now:
+		case q.lieUntil > w.now && q.lieNotTo != p.srv:
 			s.Gossip = q.lie
 		case q.left:
 			s.Gossip = GossipLeft
@@ -375,6 +389,9 @@ func (p *simProc) borrow() {
 			lend := min(owner.fence.Left(owner.clock().read(w.now), part), int64(leaseFor))
 			if lend == 0 {
 				return
+			}
+			if w.broken.lendLong {
+				lend = int64(leaseFor)
 			}
 			w.after(w.hesitation(), owner, func() {
 				w.answer(owner.srv.id, p, func() {

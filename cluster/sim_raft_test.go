@@ -252,7 +252,7 @@ func (p *simProc) onAppend(leader *simProc, term, prev, prevTerm, commit uint64,
 		if at <= s.last() && s.termAt(at) == e.term {
 			continue
 		}
-		s.log = append(s.log[:at-s.base-1:at-s.base-1], e)
+		s.log = append(s.log[:at-s.base-1], e) // what is under way holds copies
 	}
 	have := prev + uint64(len(entries))
 	if commit = min(commit, have); commit > p.commit {

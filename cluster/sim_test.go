@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"os"
+	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -12,8 +14,8 @@ import (
 
 const (
 	simSeeds   = 1000 // in an ordinary run; HEADGATE_SIM_SEEDS says otherwise
-	simStorm   = 7_000 * simMS
-	simRecover = 6_500 * simMS // from the end of all faults until everything is granted for
+	simStorm   = 6_500 * simMS
+	simRecover = 5_000 * simMS // from the end of all faults until everything is granted for
 )
 
 // adversary does its worst now and again until the storm is over.
@@ -33,7 +35,7 @@ func (w *simWorld) anyServer() *simServer { return w.servers[w.rng.IntN(len(w.se
 func (w *simWorld) mischief() {
 	d := w.between(50*simMS, 3000*simMS)
 	s := w.anyServer()
-	switch w.rng.IntN(16) {
+	switch w.rng.IntN(17) {
 	case 0: // a cut anywhere
 		side := make([]bool, len(w.servers))
 		for i := range side {
@@ -67,12 +69,12 @@ func (w *simWorld) mischief() {
 			}
 		}
 	case 9:
-		w.lie(s, Liveness(w.rng.IntN(4)), d)
+		w.lie(s, Liveness(w.rng.IntN(4)), d, nil)
 	case 10:
 		if l := w.leader(); l != nil {
 			l.wild()
 		}
-	case 11:
+	case 11, 16:
 		w.awayAndBack(s)
 	case 12, 13:
 		w.deposeLeader(d)
@@ -127,10 +129,10 @@ func (w *simWorld) zombie(d int64) {
 	spare.start()
 }
 
-func (w *simWorld) lie(s *simServer, what Liveness, d int64) {
+func (w *simWorld) lie(s *simServer, what Liveness, d int64, notTo *simServer) {
 	if s.proc != nil {
 		w.logf("gossip says %d of %s for %d ms", what, s.proc, d/simMS)
-		s.proc.lie, s.proc.lieUntil = what, w.now+d
+		s.proc.lie, s.proc.lieUntil, s.proc.lieNotTo = what, w.now+d, notTo
 	}
 }
 
@@ -141,7 +143,10 @@ func (w *simWorld) awayAndBack(s *simServer) {
 	if a == nil || l == nil || a == l || l.view == nil || !isMember(l.view, s.name, a.inc) {
 		return
 	}
-	away := w.between(20*simMS, 2200*simMS)
+	away := w.between(20*simMS, 300*simMS)
+	if w.chance(.7) { // long enough for others to begin
+		away = w.between(1100*simMS, 2600*simMS)
+	}
 	w.logf("%s: away for %d ms, and back", a, away/simMS)
 	for i := range w.servers {
 		w.cutOff(i, s.id, away+20*simMS)
@@ -183,11 +188,16 @@ func (w *simWorld) deposeLeader(d int64) {
 		}
 	}
 	for i, s := range w.servers {
-		if side[i] && w.chance(.7) {
-			w.lie(s, GossipLeft, d)
+		if side[i] && w.chance(.8) {
+			w.lie(s, GossipLeft, d, l.srv)
 		}
 	}
 	w.logf("%s is left alone with %v", l, side)
+	if w.chance(.5) { // what it was answered before comes late
+		w.held[l.srv.id] = simHold{until: w.now + 25*simMS, extra: w.between(250*simMS, 700*simMS)}
+		w.after(20*simMS, nil, func() { w.split(side, d) })
+		return
+	}
 	w.split(side, d)
 	if w.chance(.4) {
 		w.pause(l.srv, w.between(200*simMS, 1200*simMS))
@@ -238,7 +248,7 @@ func simulate(seed uint64, broken simBreak, tracing bool) *simWorld {
 		}
 	}
 	if w.violation == "" && w.granted() != 1<<simPartitions-1 {
-		w.violation = "partitions without a granter long after the last fault: only " + strconv.FormatUint(w.granted(), 2)
+		w.stuck = "granted for long after the last fault: only " + strconv.FormatUint(w.granted(), 2)
 	}
 	return w
 }
@@ -261,7 +271,7 @@ func simulateAll(first, count uint64, broken simBreak) (failed *simWorld, stats 
 				w := simulate(first+n, broken, false)
 				mu.Lock()
 				stats.add(w.stats)
-				if w.violation != "" && (failed == nil || w.seed < failed.seed) {
+				if (w.violation != "" || w.stuck != "" && broken == (simBreak{})) && (failed == nil || w.seed < failed.seed) {
 					failed = w
 				}
 				mu.Unlock()
@@ -284,22 +294,31 @@ func simEnv(t *testing.T, name string, otherwise uint64) (n uint64, set bool) {
 	return n, true
 }
 
+// underRace says whether the test was built with -race.
+func underRace() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
 // TestSimulation: at no true instant do two processes grant for one partition, in any seed.
 // HEADGATE_SIM_SEED=n replays one and prints its trace; HEADGATE_SIM_SEEDS=n runs so many.
 func TestSimulation(t *testing.T) {
 	if seed, only := simEnv(t, "HEADGATE_SIM_SEED", 0); only {
 		w := simulate(seed, simBreak{}, true)
 		t.Logf("seed %d, %+v:\n%s", seed, w.stats, w.tracedTail())
-		if w.violation != "" {
-			t.Fatal(w.violation)
+		if w.violation+w.stuck != "" {
+			t.Fatal(w.violation, w.stuck)
 		}
 		return
 	}
-	count, _ := simEnv(t, "HEADGATE_SIM_SEEDS", simSeeds)
+	count, set := simEnv(t, "HEADGATE_SIM_SEEDS", simSeeds)
+	if !set && underRace() {
+		count /= 20 // no goroutines meet here
+	}
 	failed, stats := simulateAll(1, count, simBreak{})
 	if failed != nil {
 		w := simulate(failed.seed, simBreak{}, true)
-		t.Fatalf("seed %d: %s\n%s", failed.seed, w.violation, w.tracedTail())
+		t.Fatalf("seed %d: %s%s\n%s", failed.seed, w.violation, w.stuck, w.tracedTail())
 	}
 	t.Logf("%d seeds: %+v", count, stats)
 }
@@ -307,15 +326,21 @@ func TestSimulation(t *testing.T) {
 // TestSimulationMisses removes one rule after the other: each must be missed within a
 // stated number of seeds, or the simulation proves nothing about it.
 func TestSimulationMisses(t *testing.T) {
+	if underRace() {
+		t.Skip("nothing meets here, and -race makes it slow")
+	}
 	for _, tc := range []struct {
 		name   string
 		broken simBreak
-		within uint64
+		within uint64 // seeds, from the first on
 	}{
-		{"V1 incarnations not compared", simBreak{ignoreIncarnations: true}, simSeeds},
-		{"V2 VerifyLeader in place of the barrier", simBreak{verifyLeader: true}, simSeeds},
-		{"V4 no wait", simBreak{noWait: true}, simSeeds},
-		{"views bridged", simBreak{bridgeGaps: true}, simSeeds},
+		{"V1: incarnations not compared", simBreak{ignoreIncarnations: true}, 20},
+		{"V1: the lease counts from the answer", simBreak{fromAnswer: true}, 1000},
+		{"V2: VerifyLeader in place of the barrier", simBreak{verifyLeader: true}, 200},
+		{"V2: a barrier answers who came after it began", simBreak{lateJoin: true}, 1000},
+		{"V4: no wait", simBreak{noWait: true}, 20},
+		{"a skipped view counts as no change", simBreak{bridgeGaps: true}, 1000},
+		{"R4: lent for longer than the owner's lease", simBreak{lendLong: true}, 1000},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			failed, stats := simulateAll(1, tc.within, tc.broken)
