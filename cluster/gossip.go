@@ -32,15 +32,16 @@ const (
 	exchangeEvery  = 3 * time.Second // of whole states, for what gossip missed
 	retransmitMult = 5               // × the decimal magnitude of the cluster
 
-	tickEvery   = 50 * time.Millisecond
-	watchEvery  = 250 * time.Millisecond // between this node's own pings of one it watches
-	watchWidth  = 3                      // so many successors by name a node watches itself
-	lookTimeout = 300 * time.Millisecond // for a second look
-	lookAgain   = 300 * time.Millisecond // between looks at a member that gossip has given up
-	rejoinEvery = 2 * time.Second        // while a seed or a failed member is missing
-	pushEvery   = 250 * time.Millisecond // while others hold our name at an old address,
-	pushFor     = 10 * time.Second       // for so long
-	forgetAfter = 10 * time.Minute       // a member that failed or left
+	tickEvery     = 50 * time.Millisecond
+	watchEvery    = 250 * time.Millisecond // between this node's own pings of one it watches
+	watchWidth    = 3                      // so many successors by name a node watches itself
+	lookTimeout   = 300 * time.Millisecond // for a second look
+	lookAgain     = 300 * time.Millisecond // between looks at a member that gossip has given up
+	describeEvery = 500 * time.Millisecond // what this node says of itself is read anew
+	rejoinEvery   = 2 * time.Second        // while a seed or a failed member is missing
+	pushEvery     = 250 * time.Millisecond // while others hold our name at an old address,
+	pushFor       = 10 * time.Second       // for so long
+	forgetAfter   = 10 * time.Minute       // a member that failed or left
 
 	maxMembers      = 1024 // names gossip may hold; more are refused
 	maxRejoins      = 16   // addresses tried in one round
@@ -139,8 +140,9 @@ type GossipConfig struct {
 	Protocol    uint32 // nodes of another are refused; raise it with each change that the one before cannot read
 	Version     string
 
-	// ClusterID, Founded and BootstrapExpect describe this node to others; read at the start
-	// and at UpdateMeta. ClusterID may be nil and gives nothing before there is a cluster.
+	// ClusterID, Founded and BootstrapExpect describe this node to others; the functions are
+	// called twice a second and must not block. ClusterID may be nil, and gives nothing
+	// before there is a cluster.
 	ClusterID       func() []byte
 	Founded         func() bool // nil: founded once there is a cluster id
 	BootstrapExpect int
@@ -199,7 +201,9 @@ type Gossip struct {
 	notices chan func()   // log lines, so that a slow log holds up no delegate
 	fatal   chan error    // cap 1
 	queue   *memberlist.TransmitLimitedQueue
-	said    *sayings
+
+	described time.Time // last; run's own
+	said      *sayings
 
 	// mu is a leaf: nothing is called that might lock or wait while it is held, since
 	// memberlist calls the delegates with its own lock held.
@@ -353,8 +357,8 @@ func splitAddress(flag, address string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// describe reads anew what this node says of itself.
-func (g *Gossip) describe() {
+// describe reads anew what this node says of itself, and says whether that has changed.
+func (g *Gossip) describe() bool {
 	var id []byte
 	if g.cfg.ClusterID != nil {
 		id = g.cfg.ClusterID()
@@ -365,11 +369,13 @@ func (g *Gossip) describe() {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	before := g.meta.encode()
 	g.meta = nodeMeta{
 		Protocol: g.cfg.Protocol, Incarnation: g.cfg.Incarnation, Cluster: g.cfg.ClusterName, ServerID: g.cfg.ServerID,
 		Version: g.cfg.Version, ClusterID: bytes.Clone(id[:min(len(id), maxClusterIDLen)]), BootstrapExpect: uint32(max(g.cfg.BootstrapExpect, 0)),
 		Founded: founded, Leaving: g.meta.Leaving,
 	}
+	return !bytes.Equal(before, g.meta.encode())
 }
 
 // Members lists all known processes, this one among them, by name: those that failed or
@@ -412,10 +418,14 @@ func (g *Gossip) doubt(h hint) {
 	}
 }
 
-// UpdateMeta reads what this node says of itself anew and spreads it. It waits until it was
-// sent, at most a second.
+// UpdateMeta reads what this node says of itself anew and spreads it at once, instead of
+// within half a second. It waits until it was sent, at most a second.
 func (g *Gossip) UpdateMeta() error {
 	g.describe()
+	return g.spread()
+}
+
+func (g *Gossip) spread() error {
 	g.wake()
 	if err := g.list.UpdateNode(time.Second); err != nil {
 		return fmt.Errorf("spread what changed of this node: %w", err)
@@ -485,7 +495,9 @@ func (g *Gossip) Leave(ctx context.Context) error {
 	}
 	g.meta.Leaving = true
 	g.mu.Unlock()
-	// A packet may be lost: so each member is told on a connection, too.
+	// memberlist's own message does not tell who left from who failed, and a packet may be
+	// lost: so it is said in one of ours, to each on a connection and by gossip besides.
+	g.queue.QueueBroadcast(broadcast(userMessage(messageLeave, g.cfg.Name, g.cfg.Incarnation)))
 	g.sendLeave()
 	wait := streamTimeout
 	if until, ok := ctx.Deadline(); ok {

@@ -197,13 +197,19 @@ func (g *Gossip) lost(m *member) {
 	g.doubt(hint{m.Name, m.Incarnation})
 }
 
-// left takes a member's own word that it goes.
+// left takes a member's own word that it goes, and passes it on once.
 func (g *Gossip) left(h hint) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if m := g.members[h.name]; m != nil && m.Incarnation == h.incarnation {
+	m := g.members[h.name]
+	news := m != nil && m.Incarnation == h.incarnation && m.Status != PeerLeft
+	if news {
 		m.become(PeerLeft, time.Now())
+		m.Suspected = false
 		g.wake()
+	}
+	g.mu.Unlock()
+	if news {
+		g.queue.QueueBroadcast(broadcast(userMessage(messageLeave, h.name, h.incarnation)))
 	}
 }
 

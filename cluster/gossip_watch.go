@@ -30,8 +30,25 @@ func (g *Gossip) run() {
 		case <-tick.C:
 			g.watch(time.Now())
 			g.rejoin(time.Now())
+			g.refresh(time.Now())
 		}
 	}
+}
+
+// refresh spreads what this node says of itself when that has changed.
+func (g *Gossip) refresh(now time.Time) {
+	if now.Sub(g.described) < describeEvery {
+		return
+	}
+	g.described = now
+	if !g.describe() {
+		return
+	}
+	g.done.Go(func() {
+		if err := g.spread(); err != nil {
+			g.say("spread", func() { g.log.Warn("what changed of this node was not spread yet", "error", err.Error()) })
+		}
+	})
 }
 
 // watch pings those of its successors by name that have not answered for a while: each
@@ -449,7 +466,7 @@ func reason(err error) string {
 	switch {
 	case wrongKey(text):
 		return "its gossip keys are others (copy the same gossip.keys to all nodes)"
-	case strings.HasSuffix(text, "EOF") || strings.Contains(text, "reset by peer"):
+	case strings.HasSuffix(text, "EOF") || strings.Contains(text, "reset by peer") || strings.Contains(text, "broken pipe"):
 		return "it closed the connection: it may be of another cluster (--cluster-name), or have other gossip keys"
 	}
 	if _, after, ok := strings.Cut(text, "* "); ok {
