@@ -63,8 +63,7 @@ func (g *guardedTransport) run(ctx context.Context) {
 			select {
 			case g.in <- rpc:
 			case <-ctx.Done():
-				rpc.Respond(nil, raft.ErrRaftShutdown)
-				return
+				return // as a raft that stopped, it answers no more
 			}
 		}
 	}

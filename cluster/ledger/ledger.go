@@ -654,34 +654,34 @@ func (l *Ledger) RemoveServer(ctx context.Context, id raft.ServerID) error {
 
 // lead runs what only the leader does, for as long as this node leads.
 func (l *Ledger) lead(ctx context.Context, leads <-chan bool) {
-	var (
-		term   context.CancelFunc
-		duties sync.WaitGroup
-	)
-	resign := func() {
-		if term != nil {
-			term()
-			term = nil
+	leading := false
+	for ctx.Err() == nil {
+		if leading {
+			leading = l.reign(ctx, leads)
+			continue
 		}
-		duties.Wait()
-	}
-	defer resign()
-	for {
 		select {
 		case <-ctx.Done():
-			return
-		case began := <-leads:
-			resign()
-			if !began {
-				continue
-			}
-			var within context.Context
-			within, term = context.WithCancel(ctx)
-			duties.Go(func() { l.compare(within) })
-			if l.config.Servers != nil {
-				duties.Go(func() { l.pilot(within) })
-			}
+		case leading = <-leads:
 		}
+	}
+}
+
+// reign does the leader's duties until the next change, which it returns.
+func (l *Ledger) reign(ctx context.Context, leads <-chan bool) bool {
+	within, resign := context.WithCancel(ctx)
+	var duties sync.WaitGroup
+	defer duties.Wait()
+	defer resign()
+	duties.Go(func() { l.compare(within) })
+	if l.config.Servers != nil {
+		duties.Go(func() { l.pilot(within) })
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case leads := <-leads:
+		return leads
 	}
 }
 

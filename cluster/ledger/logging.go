@@ -41,6 +41,9 @@ func newHclog(to *slog.Logger, name string) hclog.Logger {
 	return &hclogAdapter{to: to, name: name, seen: &seenEvents{at: map[string]time.Time{}}}
 }
 
+// RaftLogger is the logger of raft's own parts, for a transport.
+func RaftLogger(to *slog.Logger) hclog.Logger { return newHclog(to, "raft") }
+
 // quiet tells whether the event was logged within logRepeat, and notes it if not.
 func (s *seenEvents) quiet(event string, now time.Time) bool {
 	s.mu.Lock()

@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
 	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 )
@@ -78,7 +79,7 @@ type store struct {
 	health  atomic.Pointer[error] // of the last write; nil: good
 
 	mu  sync.RWMutex // held for writing only while log is replaced
-	log *wal.WAL     // never nil
+	log *walLog      // never nil
 
 	writing sync.Mutex
 	last    atomic.Uint64 // the last entry acknowledged
@@ -135,17 +136,33 @@ func (s *store) begin() error {
 	return nil
 }
 
+// walLog is a raft-wal and the database of its segments, terms and votes, which raft-wal
+// v0.4.0 opens and never closes.
+type walLog struct {
+	*wal.WAL
+	meta *metadb.BoltMetaDB
+}
+
+// Close ends both. Calling it again does nothing.
+func (l *walLog) Close() error { return errors.Join(l.WAL.Close(), l.meta.Close()) }
+
 // openLog opens the raft-wal; what it panics of, bolt does on a broken file, is an error.
-func (s *store) openLog() (log *wal.WAL, err error) {
+func (s *store) openLog() (log *walLog, err error) {
+	meta := &metadb.BoltMetaDB{}
 	defer func() {
 		if r := recover(); r != nil {
-			log, err = nil, fmt.Errorf("opening the log: %v", r)
+			err = fmt.Errorf("opening the log: %v", r)
+		}
+		if err != nil {
+			log, err = nil, errors.Join(err, meta.Close())
 		}
 	}()
-	return wal.Open(s.dir,
+	opened, err := wal.Open(s.dir,
 		wal.WithSegmentSize(segmentSize),
 		wal.WithSegmentFiler(segment.NewFiler(s.dir, s.files)),
+		wal.WithMetaStore(meta),
 		wal.WithLogger(newHclog(s.logger, "wal")))
+	return &walLog{opened, meta}, err
 }
 
 // lockFolder takes the folder for this process until the file is closed.
@@ -253,7 +270,7 @@ func (s *store) StoreLogs(entries []*raft.Log) error {
 	for i, entry := range entries {
 		sealed[i] = seal(entry)
 	}
-	return s.write(func(log *wal.WAL) error { return log.StoreLogs(sealed) })
+	return s.write(func(log *walLog) error { return log.StoreLogs(sealed) })
 }
 
 // DeleteRange cuts the log's head or tail off.
@@ -261,11 +278,11 @@ func (s *store) DeleteRange(low, high uint64) error {
 	if s.last.Load() == 0 {
 		return nil
 	}
-	return s.write(func(log *wal.WAL) error { return log.DeleteRange(low, high) })
+	return s.write(func(log *walLog) error { return log.DeleteRange(low, high) })
 }
 
 // write does one write, after a repair where the last one failed.
-func (s *store) write(do func(*wal.WAL) error) error {
+func (s *store) write(do func(*walLog) error) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if s.broken != nil {
@@ -552,6 +569,9 @@ func newestSnapshot(snapshots raft.SnapshotStore, dir string) (uint64, error) {
 	}
 	var bad error
 	for _, meta := range list {
+		if err := checkMeta(meta); err != nil { // raft would believe it
+			return 0, &CorruptError{Path: filepath.Join(dir, "snapshots", meta.ID), Err: err}
+		}
 		_, reader, err := snapshots.Open(meta.ID)
 		if err == nil {
 			return meta.Index, reader.Close()
@@ -561,6 +581,15 @@ func newestSnapshot(snapshots raft.SnapshotStore, dir string) (uint64, error) {
 		}
 	}
 	return 0, bad
+}
+
+// checkMeta compares what a snapshot says of itself, which no checksum covers, with its name.
+func checkMeta(meta *raft.SnapshotMeta) error {
+	want := fmt.Sprintf("%d-%d-", meta.Term, meta.Index)
+	if meta.Version != raft.SnapshotVersionMax || !strings.HasPrefix(meta.ID, want) || len(meta.Configuration.Servers) == 0 {
+		return errors.New("its meta.json is not that of this snapshot")
+	}
+	return nil
 }
 
 // newestFolder is the greatest index that the name of a finished snapshot gives; 0: none.

@@ -1,0 +1,526 @@
+package ledger
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	walfs "github.com/hashicorp/raft-wal/fs"
+	"github.com/hashicorp/raft-wal/types"
+	"go.uber.org/goleak"
+
+	"headgate/cluster/ledger/ledgerpb"
+)
+
+// fullDisk is a disk that can run out of space.
+type fullDisk struct {
+	*walfs.FS
+	full atomic.Bool
+}
+
+type fullFile struct {
+	types.WritableFile
+	disk *fullDisk
+}
+
+func (d *fullDisk) Create(dir, name string, size uint64) (types.WritableFile, error) {
+	if d.full.Load() {
+		return nil, &fs.PathError{Op: "create", Path: name, Err: syscall.ENOSPC}
+	}
+	f, err := d.FS.Create(dir, name, size)
+	if err != nil {
+		return nil, err
+	}
+	return fullFile{f, d}, nil
+}
+
+func (d *fullDisk) OpenWriter(dir, name string) (types.WritableFile, error) {
+	f, err := d.FS.OpenWriter(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	return fullFile{f, d}, nil
+}
+
+// WriteAt writes half of what it was given before the space ends.
+func (f fullFile) WriteAt(p []byte, off int64) (int, error) {
+	if !f.disk.full.Load() {
+		return f.WritableFile.WriteAt(p, off)
+	}
+	n, err := f.WritableFile.WriteAt(p[:len(p)/2], off)
+	return n, errors.Join(err, syscall.ENOSPC)
+}
+
+// onDisk starts a single node in dir and waits for its lead.
+func onDisk(t *testing.T, dir string, tune func(*Config)) (*testCluster, *testNode) {
+	t.Helper()
+	c := newTestCluster(t, func(config *Config) {
+		config.Dir, config.Servers = dir, nil
+		config.Heartbeat, config.CommitTimeout = 50*time.Millisecond, 5*time.Millisecond
+		if tune != nil {
+			tune(config)
+		}
+	})
+	n := &testNode{id: testID(1), addr: testAddr(1)}
+	c.start(n)
+	if !n.ledger.HasState() {
+		if err := n.ledger.Bootstrap([]raft.Server{{ID: n.id, Address: n.addr}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.leader()
+	return c, n
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func TestRestartFromDisk(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	dir := t.TempDir()
+	c, n := onDisk(t, dir, nil)
+	for i := range 20 {
+		c.propose(n, set(fmt.Sprintf("t%d", i), "v"))
+	}
+	before := n.ledger.Facts()
+	if err := n.ledger.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	c.propose(n, set("after", "the snapshot"))
+	if _, err := Open(Config{Dir: dir, ServerID: "x.a", Transport: n.transport, Logger: quiet()}); !errors.Is(err, ErrInUse) {
+		t.Errorf("opening a folder in use: %v", err)
+	}
+	if _, err := Inspect(dir, quiet()); !errors.Is(err, ErrInUse) {
+		t.Errorf("inspecting a folder in use: %v", err)
+	}
+	c.kill(n)
+
+	report, err := Inspect(dir, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Kills != 21 || report.LastIndex == 0 || len(report.Snapshots) != 1 || len(report.Members) != 1 || report.Hash == before.Hash {
+		t.Errorf("report %+v", report)
+	}
+	c.start(n)
+	c.leader()
+	after := n.ledger.Facts()
+	if get(after, "after") != "the snapshot" || get(after, "t19") != "v" || after.Hash != report.Hash {
+		t.Errorf("after a restart: %d kill switches, hash %x, inspected %x", after.Kills.Len(), after.Hash[:4], report.Hash[:4])
+	}
+	c.closeAll()
+}
+
+func TestFullDisk(t *testing.T) {
+	disk := &fullDisk{FS: walfs.New()}
+	c, n := onDisk(t, t.TempDir(), func(config *Config) { config.files = disk })
+	c.propose(n, set("x", "before"))
+	disk.full.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := n.ledger.Propose(ctx, set("x", "while full"))
+	if !errors.Is(err, ErrUnknownOutcome) || !strings.Contains(err.Error(), "no space left") || !strings.Contains(err.Error(), "free space in") {
+		t.Errorf("on a full disk: %v", err)
+	}
+	if health := n.ledger.Health(); health == nil || !errors.Is(health, syscall.ENOSPC) {
+		t.Errorf("health on a full disk: %v", health)
+	}
+	if n.ledger.Failed() != nil {
+		t.Error("a full disk stopped the replica for good")
+	}
+	if got := get(n.ledger.Facts(), "x"); got != "before" {
+		t.Errorf("x reads as %q", got)
+	}
+	disk.full.Store(false)
+	c.leader()
+	c.propose(n, set("y", "after"))
+	if health := n.ledger.Health(); health != nil {
+		t.Errorf("health once there is space: %v", health)
+	}
+	c.kill(n)
+	c.start(n)
+	c.leader()
+	if f := n.ledger.Facts(); get(f, "x") != "before" || get(f, "y") != "after" {
+		t.Errorf("after a restart x is %q and y %q", get(f, "x"), get(f, "y"))
+	}
+}
+
+// openTestStore opens a store in dir and closes it with the test.
+func openTestStore(t *testing.T, dir string, files types.VFS) *store {
+	t.Helper()
+	s, err := openStore(dir, files, quiet(), func(err error) { t.Errorf("fatal: %v", err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.close() })
+	return s
+}
+
+func entries(from, to uint64, size int) (logs []*raft.Log) {
+	for i := from; i <= to; i++ {
+		logs = append(logs, &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: bytes.Repeat([]byte{byte(i)}, size), Extensions: []byte("ext")})
+	}
+	return logs
+}
+
+func TestFullDiskAtASegmentsEnd(t *testing.T) {
+	disk := &fullDisk{FS: walfs.New()}
+	s := openTestStore(t, t.TempDir(), disk)
+	const size = 1 << 20
+	next := uint64(1)
+	for ; next <= 10; next++ {
+		if err := s.StoreLogs(entries(next, next, size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Appending goes on within the segment; only its end needs space.
+	disk.full.Store(true)
+	if err := s.StoreLogs(entries(next, next+10, size)); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("over the segment's end: %v", err)
+	}
+	for range 3 { // the retries say the same, and lose nothing
+		if err := s.StoreLogs(entries(next, next, 10)); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("a retry: %v", err)
+		}
+	}
+	var entry raft.Log
+	if err := s.GetLog(next-1, &entry); err != nil || len(entry.Data) != size {
+		t.Errorf("reading on a full disk: %v", err)
+	}
+	disk.full.Store(false)
+	deadline := time.Now().Add(10 * time.Second)
+	for s.StoreLogs(entries(next, next, 10)) != nil {
+		if time.Now().After(deadline) {
+			t.Fatalf("still broken with space: %v", s.err())
+		}
+		time.Sleep(repairEvery) // the store looks no more often
+	}
+	for i := uint64(1); i <= next; i++ {
+		if err := s.GetLog(i, &entry); err != nil || entry.Index != i || string(entry.Extensions) != "ext" || entry.Data[0] != byte(i) {
+			t.Fatalf("entry %d: %v", i, err)
+		}
+	}
+	if last, _ := s.LastIndex(); last != next {
+		t.Errorf("last index %d, want %d", last, next)
+	}
+}
+
+func newestSegment(t *testing.T, dir string) string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.wal"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("no segment in %s: %v", dir, err)
+	}
+	slices.Sort(names)
+	return names[len(names)-1]
+}
+
+func flip(t *testing.T, path string, at int64, with []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(with, at); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openNode opens a node's ledger in dir and gives the error, which the test wants.
+func openNode(t *testing.T, dir string) error {
+	t.Helper()
+	_, transport := raft.NewInmemTransport("addr1")
+	l, err := Open(Config{Dir: dir, ServerID: testID(1), Transport: transport, Logger: quiet()})
+	if err == nil {
+		_ = l.Close(t.Context())
+	}
+	return err
+}
+
+func wantDamage(t *testing.T, err error, path string) {
+	t.Helper()
+	var damaged *CorruptError
+	if !errors.As(err, &damaged) || !strings.Contains(damaged.Path, path) || !strings.Contains(err.Error(), "remove its data folder") {
+		t.Errorf("got %v, want a CorruptError that names %s and the remedy", err, path)
+	}
+}
+
+// writtenNode makes a node's folder with 30 entries and stops the node.
+func writtenNode(t *testing.T, snapshot bool) string {
+	t.Helper()
+	dir := t.TempDir()
+	c, n := onDisk(t, dir, nil)
+	for i := range 30 {
+		c.propose(n, set(fmt.Sprintf("t%d", i), "a value to be found again"))
+	}
+	if snapshot {
+		if err := n.ledger.raft.Snapshot().Error(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.kill(n)
+	return dir
+}
+
+func TestCorruptSegment(t *testing.T) {
+	t.Run("a bit of an entry", func(t *testing.T) {
+		dir := writtenNode(t, false)
+		path := newestSegment(t, filepath.Join(dir, "raft"))
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := bytes.Index(data, []byte("to be found again"))
+		flip(t, path, int64(at), []byte("T"))
+		wantDamage(t, openNode(t, dir), "raft")
+		if _, err := Inspect(dir, quiet()); err == nil {
+			t.Error("inspecting a damaged log found nothing wrong")
+		}
+	})
+	t.Run("a frame's header", func(t *testing.T) {
+		dir := writtenNode(t, false)
+		path := newestSegment(t, filepath.Join(dir, "raft"))
+		flip(t, path, segmentHeader, []byte{0xff})
+		wantDamage(t, openNode(t, dir), filepath.Base(path))
+	})
+	t.Run("zeros in the middle", func(t *testing.T) {
+		dir := writtenNode(t, false)
+		path := newestSegment(t, filepath.Join(dir, "raft"))
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := bytes.Index(data, []byte("t9")) &^ 7
+		flip(t, path, int64(at)-256, make([]byte, 512))
+		if err := openNode(t, dir); err == nil {
+			t.Error("opened over a hole")
+		} else {
+			wantDamage(t, err, "raft")
+		}
+	})
+	t.Run("a torn last batch", func(t *testing.T) {
+		dir := t.TempDir()
+		s := openTestStore(t, dir, nil)
+		for i := uint64(1); i <= 5; i++ {
+			if err := s.StoreLogs(entries(i, i, 64)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.close(); err != nil {
+			t.Fatal(err)
+		}
+		path := newestSegment(t, dir)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := len(bytes.TrimRight(data, "\x00"))
+		flip(t, path, int64(end-20), make([]byte, 20)) // the last commit frame and some before
+		again := openTestStore(t, dir, nil)
+		if last, _ := again.LastIndex(); last != 4 {
+			t.Errorf("after a torn write the log ends at %d, want 4", last)
+		}
+	})
+	t.Run("the list of segments", func(t *testing.T) {
+		dir := writtenNode(t, true)
+		if err := os.WriteFile(filepath.Join(dir, "raft", "wal-meta.db"), bytes.Repeat([]byte("x"), 8192), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		wantDamage(t, openNode(t, dir), "raft")
+	})
+}
+
+func TestCorruptSnapshot(t *testing.T) {
+	for _, name := range []string{"state.bin", "meta.json"} {
+		t.Run(name, func(t *testing.T) {
+			dir := writtenNode(t, true)
+			// Without the log the snapshot is all there is.
+			s := openTestStore(t, filepath.Join(dir, "raft"), nil)
+			last, _ := s.LastIndex()
+			if err := s.DeleteRange(1, last); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.close(); err != nil {
+				t.Fatal(err)
+			}
+			files, err := filepath.Glob(filepath.Join(dir, "raft", "snapshots", "*", name))
+			if err != nil || len(files) != 1 {
+				t.Fatalf("%v, %v", files, err)
+			}
+			flip(t, files[0], 5, []byte{0xff, 0xfe})
+			wantDamage(t, openNode(t, dir), "snapshots")
+		})
+	}
+	t.Run("covered by the log", func(t *testing.T) {
+		dir := writtenNode(t, true)
+		files, err := filepath.Glob(filepath.Join(dir, "raft", "snapshots", "*", "meta.json"))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%v, %v", files, err)
+		}
+		flip(t, files[0], 0, []byte{0xff, 0xfe})
+		if err := openNode(t, dir); err != nil {
+			t.Errorf("the whole log is there: %v", err)
+		}
+	})
+}
+
+func FuzzLostBatch(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(make([]byte, 100))
+	frame := make([]byte, segmentHeader+24)
+	frame[segmentHeader] = frameEntry
+	binary.LittleEndian.PutUint32(frame[segmentHeader+4:], 1<<31)
+	f.Add(frame)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		at, lost := lostBatch(data)
+		if at < segmentHeader || lost && at >= len(data) {
+			t.Errorf("stopped at %d of %d, lost %v", at, len(data), lost)
+		}
+	})
+}
+
+func TestBackupAndRestore(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, c *testCluster) {
+		c.bootstrap(3)
+		c.found()
+		leader := c.leader()
+		for i := range 30 {
+			c.propose(leader, set(fmt.Sprintf("t%d", i), "v"))
+		}
+		want := leader.ledger.Facts()
+		var backup bytes.Buffer
+		if err := leader.ledger.Backup(t.Context(), &backup, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.follower().ledger.Backup(t.Context(), new(bytes.Buffer), false); !errors.Is(err, ErrNotLeader) {
+			t.Errorf("backup on a follower: %v", err)
+		}
+		if err := c.follower().ledger.Backup(t.Context(), new(bytes.Buffer), true); err != nil {
+			t.Errorf("stale backup on a follower: %v", err)
+		}
+		path := filepath.Join(t.TempDir(), "backup")
+		if err := os.WriteFile(path, backup.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		report, err := InspectFile(path)
+		if err != nil || report.Hash != want.Hash || report.Kills != 30 || report.Epoch != 1 {
+			t.Errorf("inspected %+v, %v", report, err)
+		}
+		c.closeAll()
+
+		other := newTestCluster(t, nil)
+		other.bootstrap(3)
+		fresh := other.leader()
+		other.propose(fresh, set("gone", "after the restore"))
+		torn := backup.Bytes()[:backup.Len()-10]
+		if _, err := fresh.ledger.Restore(t.Context(), bytes.NewReader(torn), false); err == nil {
+			t.Error("a torn backup was restored")
+		}
+		if get(fresh.ledger.Facts(), "gone") == "" {
+			t.Error("a torn backup changed the ledger")
+		}
+		facts, err := fresh.ledger.Restore(t.Context(), bytes.NewReader(backup.Bytes()), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if facts.Hash != want.Hash || get(facts, "gone") != "" || facts.View == nil || facts.View.Epoch != 1+epochSkip {
+			t.Errorf("restored %+v, want hash %x and epoch %d", facts, want.Hash[:4], 1+epochSkip)
+		}
+		other.settled()
+		other.propose(other.follower(), set("x", "after"))
+		other.settled()
+		other.kill(other.leader())
+		other.propose(other.leader(), set("x", "after a fail-over"))
+	})
+}
+
+func TestRestoreKeepsTheClustersIDAndEpoch(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, c *testCluster) {
+		c.bootstrap(1)
+		c.found()
+		n := c.leader()
+		hash := sha256.Sum256([]byte("a key"))
+		result := c.propose(n, &ledgerpb.Command{Version: 1, Actor: "test", Body: &ledgerpb.Command_CreateKeys{CreateKeys: &ledgerpb.CreateKeys{
+			Keys: []*ledgerpb.Key{{Id: "k1", Hash: hash[:], Tenant: "acme"}},
+		}}})
+		if err := RefusalOf(result); err != nil {
+			t.Fatal(err)
+		}
+		var backup bytes.Buffer
+		if err := n.ledger.Backup(t.Context(), &backup, false); err != nil {
+			t.Fatal(err)
+		}
+		before := n.ledger.Facts()
+		if _, err := n.ledger.Restore(t.Context(), bytes.NewReader(backup.Bytes()), false); !errors.Is(err, ErrNotEmpty) {
+			t.Errorf("restoring over keys: %v", err)
+		}
+		after, err := n.ledger.Restore(t.Context(), bytes.NewReader(backup.Bytes()), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(after.ClusterID, before.ClusterID) || after.View.Epoch != before.View.Epoch+epochSkip || after.Hash != before.Hash {
+			t.Errorf("forced: %+v, before %+v", after, before)
+		}
+	})
+}
+
+func TestRecoverOneOfThree(t *testing.T) {
+	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
+	c := newTestCluster(t, func(config *Config) { config.Servers = nil })
+	var servers []raft.Server
+	for i := range dirs {
+		c.addWith(testID(i+1), testAddr(i+1), Config{Dir: dirs[i]})
+		servers = append(servers, raft.Server{ID: testID(i + 1), Address: testAddr(i + 1)})
+	}
+	if err := c.nodes[testID(1)].ledger.Bootstrap(servers); err != nil {
+		t.Fatal(err)
+	}
+	c.found()
+	for i := range 10 {
+		c.propose(c.leader(), set(fmt.Sprintf("t%d", i), "v"))
+	}
+	c.settled()
+	before := c.leader().ledger.Facts()
+	c.closeAll()
+
+	if _, err := Recover(t.TempDir(), servers[0], quiet()); !errors.Is(err, ErrNoLedger) {
+		t.Errorf("recovering nothing: %v", err)
+	}
+	report, err := Recover(dirs[2], servers[2], quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Hash != before.Hash || bytes.Equal(report.ClusterID, before.ClusterID) || report.Epoch != before.View.Epoch+epochSkip ||
+		len(report.Members) != 1 || report.Members[0].ID != testID(3) {
+		t.Errorf("report %+v", report)
+	}
+	n := c.nodes[testID(3)]
+	c.start(n)
+	c.leader()
+	if f := n.ledger.Facts(); f.Hash != before.Hash || !bytes.Equal(f.ClusterID, report.ClusterID) || f.View.Epoch != report.Epoch {
+		t.Errorf("started with %+v", f)
+	}
+	c.propose(n, set("x", "goes on"))
+	c.kill(n)
+	c.start(n)
+	c.leader()
+	if got := get(n.ledger.Facts(), "x"); got != "goes on" {
+		t.Errorf("after a restart x is %q", got)
+	}
+}
