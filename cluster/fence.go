@@ -69,8 +69,8 @@ type rights struct {
 }
 
 // right says that this process owned something in every view from since on, each
-// stepped to after the one before it, and that its predecessor's rights have ended at start. A start
-// of never: it does not own it.
+// stepped to after the one before it, and that its predecessor's rights have ended at
+// start. A start of never: it does not own it.
 type right struct {
 	start int64
 	since uint64
@@ -87,9 +87,10 @@ func NewFence(self Self, opts FenceOptions) *Fence {
 }
 
 // Step goes on to a committed view. The caller reads now after it has the view in
-// hand, and hands in every view that its replica of the ledger applies, in their order. A view that
-// was skipped (by a snapshot) is seen by its number: what was owned before it counts
-// as owned afresh. A view not newer than the last is ignored.
+// hand, and hands in the views that its replica of the ledger applies, in their order.
+// A view that was skipped (by a snapshot, or for want of room) is seen by its number:
+// what was owned before it counts as owned afresh. A view not newer than the last is
+// ignored.
 func (f *Fence) Step(now int64, v *ledger.View) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -183,9 +184,9 @@ func (f *Fence) Granted(sent, now int64, epoch uint64) bool {
 	return true
 }
 
-// MayGrant says whether this process may grant for a partition at now. A caller that
-// granted reads its clock again afterwards where it must know that the grant was in time. The
-// partition is one of Ring's.
+// MayGrant says whether this process may grant for a partition at now, which the caller
+// read before the call. It is of that instant that it speaks, however late the answer is
+// acted upon. The partition is one of Ring's.
 func (f *Fence) MayGrant(now int64, partition uint32) bool {
 	return f.Left(now, partition) > 0
 }

