@@ -359,6 +359,7 @@ func (p *simProc) apply() {
 			v := p.srv.log[p.applied-p.srv.base-1].view
 			if v != nil && (p.view == nil && v.Epoch == 1 || p.view != nil && v.Epoch == p.view.Epoch+1) {
 				p.view = v
+				p.w.applied(v)
 				if p.role == simLeader {
 					p.w.stats.views++
 				}

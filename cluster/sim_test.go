@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"os"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -254,12 +255,13 @@ func simulate(seed uint64, broken simBreak, tracing bool) *simWorld {
 	return w
 }
 
-// simulateAll runs seeds on all processors until one fails; it returns that one's world and how many ran.
+// simulateAll runs seeds on all processors until one fails; it returns that one's world
+// and what all met.
 func simulateAll(first, count uint64, broken simBreak) (failed *simWorld, stats simStats) {
 	var next atomic.Uint64
 	var mu sync.Mutex
 	var workers sync.WaitGroup
-	for range 2 {
+	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for {
 				n := next.Add(1) - 1
@@ -322,6 +324,23 @@ func TestSimulation(t *testing.T) {
 		t.Fatalf("seed %d: %s%s\n%s", failed.seed, w.violation, w.stuck, w.tracedTail())
 	}
 	t.Logf("%d seeds: %+v", count, stats)
+	n := int(count)
+	for what, got := range map[string]int{
+		"elections": stats.elections / 2, "views": stats.views / 4, "snapshots": stats.snapshots, "crashes": stats.crashes,
+		"zombies": 2 * stats.zombies, "lapses": stats.lapses, "waits": stats.waits, "sessions": stats.sessions,
+	} {
+		if n >= 50 && got < n {
+			t.Errorf("so few %s in %d seeds (%d) prove nothing", what, n, got)
+		}
+	}
+}
+
+// A seed is worth something only if it always does the same.
+func TestSimulationRepeats(t *testing.T) {
+	a, b := simulate(5, simBreak{}, true), simulate(5, simBreak{}, true)
+	if a.stats != b.stats || a.tracedTail() != b.tracedTail() {
+		t.Errorf("one seed, two runs: %+v, %+v", a.stats, b.stats)
+	}
 }
 
 // TestSimulationMisses removes one rule after the other: each must be missed within a

@@ -160,6 +160,8 @@ type simWorld struct {
 	loss, double float64
 	leaderLease  int64
 
+	agreed map[uint64]*ledger.View // what was applied, by epoch
+
 	stats     simStats
 	violation string // of safety
 	stuck     string // what was not granted for long after the last fault
@@ -168,7 +170,7 @@ type simWorld struct {
 }
 
 func newSimWorld(seed uint64, broken simBreak, tracing bool) *simWorld {
-	w := &simWorld{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x6865616467617465)), broken: broken, tracing: tracing}
+	w := &simWorld{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x6865616467617465)), broken: broken, tracing: tracing, agreed: map[uint64]*ledger.View{}}
 	w.voters = 3 + 2*w.rng.IntN(2)
 	if w.rng.IntN(4) == 0 {
 		w.voters = 4
@@ -310,6 +312,16 @@ func (w *simWorld) report(how string, both uint64) {
 		}
 	}
 	w.fail("%s: partitions %b have two granters, now: %s", how, both, strings.Join(who, "; "))
+}
+
+// applied checks the model itself: raft lets all state machines apply the same.
+func (w *simWorld) applied(v *ledger.View) {
+	if w.agreed[v.Epoch] == nil {
+		w.agreed[v.Epoch] = v
+	}
+	if w.agreed[v.Epoch] != v {
+		w.fail("the model of raft is wrong: two views of epoch %d: %s; %s", v.Epoch, viewString(w.agreed[v.Epoch]), viewString(v))
+	}
 }
 
 func (w *simWorld) fail(format string, args ...any) {
