@@ -43,6 +43,12 @@ const (
 	pushFor       = 10 * time.Second       // for so long
 	forgetAfter   = 10 * time.Minute       // a member that failed or left
 
+	// Gossip has given a member up, and this many looks in a row got no answer: it failed.
+	looksToFail   = 2
+	looksWhenLate = 6
+	lateTick      = 150 * time.Millisecond // between two ticks: this process is overloaded
+	lateFor       = 2 * time.Second
+
 	maxMembers      = 1024 // names gossip may hold; more are refused
 	maxRejoins      = 16   // addresses tried in one round
 	maxRejoinsAtOne = 4    // of them at one time
@@ -215,6 +221,7 @@ type Gossip struct {
 	settled   bool               // joined once without a conflict, or the first
 	lonely    bool               // no seed answers, and it was said
 	pushUntil time.Time          // others must still learn our new address
+	lateAt    time.Time          // this process last got no processor for a while
 	joinedAt  time.Time          // the last round of joins began
 	joining   bool               // one round at a time; true until Join was called, too
 	round     int
@@ -230,6 +237,7 @@ type member struct {
 	pinged  time.Time
 	looked  time.Time
 	looking bool // one look at a time
+	misses  int  // looks in a row without an answer
 }
 
 type hint struct {

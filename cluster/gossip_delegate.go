@@ -162,7 +162,7 @@ func (g *Gossip) learned(n *memberlist.Node, listed bool) {
 		g.members[n.Name] = m
 	}
 	m.adopt(meta, address)
-	m.listed, m.acked, m.Suspected = true, now, false
+	m.listed, m.acked, m.Suspected, m.misses = true, now, false, 0
 	switch {
 	case meta.Leaving:
 		m.become(PeerLeft, now)
@@ -221,7 +221,7 @@ func (g *Gossip) answered(name string, incarnation uint64) {
 	if m == nil || m.Incarnation != incarnation {
 		return
 	}
-	m.acked = time.Now()
+	m.acked, m.misses = time.Now(), 0
 	if m.Suspected || m.Status == PeerFailed {
 		m.Suspected = false
 		m.become(PeerAlive, m.acked)

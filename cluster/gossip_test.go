@@ -360,6 +360,25 @@ func TestPartitionHealsByRejoining(t *testing.T) {
 	})
 }
 
+func TestOverloadedNodeIsPatient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a, b, _ := w.three()
+		w.net.Cut("c", "a", "b")
+		took := w.within(4*time.Second, "b gives c up", func() bool {
+			a.heed(lateTick) // as if it got no processor
+			return sees(b, "c", PeerFailed)
+		})
+		if sees(a, "c", PeerFailed) {
+			t.Errorf("a was as quick, after %v", took)
+		}
+		w.within(4*time.Second, "a gives it up, too", func() bool {
+			a.heed(lateTick)
+			return sees(a, "c", PeerFailed)
+		})
+	})
+}
+
 func TestFailedMemberIsFoundAgainWithoutSeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -19,6 +19,7 @@ import (
 func (g *Gossip) run() {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	last := time.Now()
 	for {
 		select {
 		case <-g.ctx.Done():
@@ -28,11 +29,32 @@ func (g *Gossip) run() {
 		case r := <-g.rivals:
 			g.compare(r)
 		case <-tick.C:
+			g.heed(time.Since(last))
+			last = time.Now()
 			g.watch(time.Now())
 			g.rejoin(time.Now())
 			g.refresh(time.Now())
 		}
 	}
+}
+
+// heed notes that this process got no processor for a while: then it is not the others that
+// are silent, and looks without an answer count for less.
+func (g *Gossip) heed(sinceTick time.Duration) {
+	if sinceTick < lateTick {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.lateAt = time.Now()
+}
+
+// patience is how many looks in a row must go without an answer; g.mu is held.
+func (g *Gossip) patience(now time.Time) int {
+	if !g.lateAt.IsZero() && now.Sub(g.lateAt) < lateFor {
+		return looksWhenLate
+	}
+	return looksToFail
 }
 
 // refresh spreads what this node says of itself when that has changed.
@@ -171,16 +193,17 @@ func (g *Gossip) looked(at Peer, v verdict) {
 		switch {
 		case m.Status == PeerLeft:
 		case v.alive:
-			m.acked, m.Suspected = now, false
+			m.acked, m.Suspected, m.misses = now, false, 0
 			m.become(PeerAlive, now)
-		case v.gone || !m.listed:
+		case v.gone || !m.listed && m.misses+1 >= g.patience(now):
 			tellOthers = v.gone && m.Status == PeerAlive
 			m.Suspected = false
 			m.become(PeerFailed, now)
 		default:
 			m.Suspected = true
+			m.misses++
 			if v.limping {
-				m.acked = now
+				m.acked, m.misses = now, 0
 			}
 		}
 		if m.Status != before.Status || m.Suspected != before.Suspected {
