@@ -39,14 +39,22 @@ func serveCommand() *cobra.Command {
 func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.StringVar(&c.Listen, "listen", c.Listen, "address of the front door")
 	fs.StringVar(&c.AdminListen, "admin-listen", c.AdminListen, "address of health, metrics and the admin API")
-	fs.StringVar(&c.ClusterListen, "cluster-listen", c.ClusterListen, "address kept for the cluster; nothing listens there yet")
-	fs.StringVar(&c.NodeID, "node-id", c.NodeID, "name of the node (default: the host's)")
-	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder for what outlives a restart")
-	fs.StringVar(&c.Policy, "policy", c.Policy, "policy file; read again on SIGHUP (default: the policy last applied)")
+	fs.StringVar(&c.ClusterListen, "cluster-listen", c.ClusterListen, "address of the gossip; gRPC takes the next port and raft the one after; port 0 takes any three")
+	fs.StringVar(&c.ClusterAdvertise, "cluster-advertise", c.ClusterAdvertise, "HOST:PORT at which other nodes reach the gossip (default: as --cluster-listen)")
+	fs.StringVar(&c.ClusterName, "cluster-name", c.ClusterName, "name of the cluster; nodes of other names are refused")
+	fs.StringVar(&c.ClusterTLS, "cluster-tls", c.ClusterTLS, "folder that headgate init made for this node: certificates and gossip keys")
+	fs.StringSliceVar(&c.Join, "join", c.Join, "HOST:PORT of the gossip of nodes to join; a DNS name may have many addresses")
+	fs.IntVar(&c.BootstrapExpect, "bootstrap-expect", c.BootstrapExpect, "how many nodes found a new cluster together (default: 1 without --join, else none)")
+	fs.BoolVar(&c.Insecure, "insecure", c.Insecure, "allow listening beyond loopback without TLS")
+	fs.StringVar(&c.NodeID, "node-id", c.NodeID, "name of the node, unique in its cluster (default: the host's)")
+	fs.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder for what outlives a restart; each node needs its own")
+	fs.StringVar(&c.Policy, "policy", c.Policy, "policy file for a new cluster; applied again on SIGHUP")
 	fs.BoolVar(&c.Dev, "dev", c.Dev, "development: makes a key and an admin token where HEADGATE_DEV_KEY and HEADGATE_ADMIN_TOKEN give none")
 	fs.StringVar(&c.Upstream, "upstream", c.Upstream, "with --dev and without a policy: the model server to stand in front of")
 	fs.StringVar(&c.TLSCert, "tls-cert", c.TLSCert, "PEM file; read again when it changes")
 	fs.StringVar(&c.TLSKey, "tls-key", c.TLSKey, "PEM file")
+	fs.StringVar(&c.AdminTLSCert, "admin-tls-cert", c.AdminTLSCert, "PEM file for the admin API (default: beyond loopback the node's of --cluster-tls)")
+	fs.StringVar(&c.AdminTLSKey, "admin-tls-key", c.AdminTLSKey, "PEM file")
 	fs.StringSliceVar(&c.TrustedProxies, "trusted-proxies", c.TrustedProxies, "networks whose X-Forwarded-For and PROXY header are believed")
 	fs.BoolVar(&c.ProxyProtocol, "proxy-protocol", c.ProxyProtocol, "trusted proxies send a PROXY header")
 	fs.IntVar(&c.MaxConns, "max-conns", c.MaxConns, "connections at once (default 10000)")
@@ -103,7 +111,7 @@ func serve(ctx context.Context, cfg node.Config, started func(*node.Node)) error
 		for {
 			select {
 			case <-hup:
-				if err := n.Reload(); err != nil {
+				if err := n.Reload(ctx); err != nil {
 					cfg.Logger.Error("the policy was not read again; the old one stays", "error", err)
 				}
 			case <-done:

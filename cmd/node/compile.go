@@ -104,8 +104,10 @@ func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 	for _, l := range lc.Limits {
 		scope, _ := proxy.ParseScope(l.Scope) // validated
 		unit, _ := proxy.ParseUnit(l.Unit)
+		mode, _ := proxy.ParseMode(l.Unavailable) // absent: local
 		pc.Limits = append(pc.Limits, proxy.Limit{
 			Name: l.Name, Bucket: l.Bucket, Scope: scope, Unit: unit, Spec: l.Spec, Wait: time.Duration(l.Wait), Shadow: l.Shadow, Oversize: l.Oversize,
+			Unavailable: mode, None: l.None,
 		})
 	}
 	return pc
@@ -128,6 +130,18 @@ func (c *compiler) used(keyID string) *atomic.Int64 {
 		v, _ = c.lastUsed.LoadOrStore(keyID, new(atomic.Int64))
 	}
 	return v.(*atomic.Int64)
+}
+
+// allUsed is when keys were used last on this node, in Unix seconds.
+func (c *compiler) allUsed() map[string]int64 {
+	out := map[string]int64{}
+	c.lastUsed.Range(func(id, at any) bool {
+		if t := at.(*atomic.Int64).Load(); t > 0 {
+			out[id.(string)] = t
+		}
+		return true
+	})
+	return out
 }
 
 // set of names; nil for none, which the proxy takes for all.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,23 +17,33 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"headgate/cluster/ledger"
+	"headgate/cluster/pki"
 	"headgate/proxy/edge"
 )
 
 // Config is a node's own configuration: the file of --config, over which the flags and
 // the environment go. What all nodes share stands in the policy instead.
 type Config struct {
-	Listen        string `yaml:"listen"`
-	AdminListen   string `yaml:"admin_listen"`
-	ClusterListen string `yaml:"cluster_listen"` // kept for the cluster; nothing listens there yet
-	NodeID        string `yaml:"node_id"`
-	DataDir       string `yaml:"data_dir"`
-	Policy        string `yaml:"policy"` // file; "": the one last applied
-	Dev           bool   `yaml:"dev"`
-	Upstream      string `yaml:"upstream"` // with Dev and without a policy
+	Listen      string `yaml:"listen"`
+	AdminListen string `yaml:"admin_listen"`
+	NodeID      string `yaml:"node_id"`
+	DataDir     string `yaml:"data_dir"`
+	Policy      string `yaml:"policy"` // file; it seeds an empty ledger
+	Dev         bool   `yaml:"dev"`
+	Upstream    string `yaml:"upstream"` // with Dev and without a policy
+
+	ClusterListen    string   `yaml:"cluster_listen"` // gossip; gRPC is the next port, raft the one after
+	ClusterAdvertise string   `yaml:"cluster_advertise"`
+	ClusterName      string   `yaml:"cluster_name"`
+	ClusterTLS       string   `yaml:"cluster_tls"` // folder that headgate init made for the node
+	Join             []string `yaml:"join"`
+	BootstrapExpect  int      `yaml:"bootstrap_expect"` // 0: 1 without Join, else none
+	Insecure         bool     `yaml:"insecure"`         // listen beyond loopback without TLS
 
 	TLSCert        string   `yaml:"tls_cert"`
 	TLSKey         string   `yaml:"tls_key"`
+	AdminTLSCert   string   `yaml:"admin_tls_cert"` // "": with ClusterTLS the node's, beyond loopback
+	AdminTLSKey    string   `yaml:"admin_tls_key"`
 	TrustedProxies []string `yaml:"trusted_proxies"` // networks in CIDR form
 	ProxyProtocol  bool     `yaml:"proxy_protocol"`
 
@@ -68,7 +79,7 @@ type Duration = ledger.Duration
 func Defaults() Config {
 	return Config{
 		Listen: "127.0.0.1:8080", AdminListen: "127.0.0.1:8081", ClusterListen: "127.0.0.1:7946",
-		DataDir: "headgate-data", DrainTimeout: Duration(30 * time.Second), LogLevel: "info",
+		ClusterName: "headgate", DataDir: "headgate-data", DrainTimeout: Duration(30 * time.Second), LogLevel: "info",
 	}
 }
 
@@ -82,6 +93,29 @@ func (c *Config) ReadConfig(path string) error {
 		return fmt.Errorf("configuration %s: %s", path, yaml.FormatError(err, false, true))
 	}
 	return nil
+}
+
+// loadTLS reads the folder of ClusterTLS, if there is one, and takes from it what is not set:
+// the node's name, its cluster's and the admin token.
+func (c *Config) loadTLS() (*pki.Bundle, error) {
+	if c.ClusterTLS == "" {
+		return nil, nil
+	}
+	b, err := pki.Load(c.ClusterTLS)
+	if err != nil {
+		return nil, err
+	}
+	if c.NodeID = cmp.Or(c.NodeID, b.NodeName()); c.NodeID != b.NodeName() {
+		return nil, fmt.Errorf("node-id is %q, but cluster_tls %s was made for node %q; use the folder that headgate init made for this node", c.NodeID, c.ClusterTLS, b.NodeName())
+	}
+	if c.ClusterName == Defaults().ClusterName {
+		c.ClusterName = b.ClusterName()
+	}
+	if c.ClusterName != b.ClusterName() {
+		return nil, fmt.Errorf("cluster-name is %q, but the certificates of cluster_tls %s are those of cluster %q", c.ClusterName, c.ClusterTLS, b.ClusterName())
+	}
+	c.AdminToken = cmp.Or(c.AdminToken, b.AdminToken())
+	return b, nil
 }
 
 // Validate names the field and the remedy.
@@ -101,7 +135,10 @@ func (c *Config) Validate() error {
 	case c.Dev && c.DevKey != "" && len(c.DevKey) < ledger.MinKeyLength:
 		return fmt.Errorf("HEADGATE_DEV_KEY has fewer than %d characters", ledger.MinKeyLength)
 	case !c.Dev && c.AdminToken == "":
-		return errors.New("HEADGATE_ADMIN_TOKEN is not set; set it to a long random string (with --dev one is made)")
+		return errors.New("HEADGATE_ADMIN_TOKEN is not set; set it to a long random string, the same on all nodes (with --dev one is made, and headgate init makes one)")
+	}
+	if err := c.exposed(); err != nil {
+		return err
 	}
 	for route, limit := range c.MaxBody {
 		if route != "default" && !slices.Contains(ledger.RouteNames, route) {
@@ -118,6 +155,36 @@ func (c *Config) Validate() error {
 		return err
 	}
 	return nil
+}
+
+// exposed says what would be open beyond this machine without TLS.
+func (c *Config) exposed() error {
+	if (c.AdminTLSCert == "") != (c.AdminTLSKey == "") {
+		return errors.New("admin_tls_cert and admin_tls_key go together; set both or neither")
+	}
+	if c.Insecure {
+		return nil
+	}
+	for _, l := range [...]struct{ field, addr, tls, remedy string }{
+		{"listen", c.Listen, c.TLSCert, "set tls_cert and tls_key"},
+		{"admin-listen", c.AdminListen, c.AdminTLSCert + c.ClusterTLS, "set admin_tls_cert and admin_tls_key, or cluster_tls"},
+		{"cluster-listen", c.ClusterListen, c.ClusterTLS, "set cluster_tls to the folder that headgate init made for this node"},
+	} {
+		if l.tls == "" && !loopback(l.addr) {
+			return fmt.Errorf("%s %s can be reached from beyond this machine without TLS; %s, listen on 127.0.0.1, or say --insecure if that is meant", l.field, l.addr, l.remedy)
+		}
+	}
+	return nil
+}
+
+// loopback addresses are reached from this machine only.
+func loopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 func (c *Config) level() (l slog.Level, err error) {

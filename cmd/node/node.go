@@ -1,13 +1,17 @@
 // Package node puts the rooms together into a running node. It is the only package that
 // imports all of them; it translates between their words and decides nothing itself.
 //
-// New checks everything that can be checked and opens the listeners; Run serves until its
-// context ends and then drains: readiness goes first, the streams in flight finish
-// within DrainTimeout, and every reservation is settled before it returns.
+// New checks everything that can be checked, opens the listeners and joins the cluster; Run
+// serves until its context ends and then drains: readiness goes first, the streams in flight
+// finish within DrainTimeout, every reservation is settled, and the node leaves its cluster.
+//
+// What requests are decided by is compiled from what the cluster has agreed on (follow.go).
+// Until the node has a view and a policy the front door answers 503.
 package node
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +27,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"headgate/cluster"
 	"headgate/cluster/ledger"
+	"headgate/cluster/pki"
 	"headgate/lease"
 	"headgate/proxy"
 	"headgate/proxy/admin"
@@ -56,12 +62,24 @@ type Node struct {
 	frontLis, adminLis net.Listener
 	draining           atomic.Bool
 
-	mu       sync.Mutex // over what Apply changes
-	index    *ledger.Index
-	revision uint64
-	text     []byte
-	source   string
-	ramped   chan struct{} // the time of the next ramp step may have changed
+	cluster    *cluster.Cluster
+	truth      truth       // of the cluster
+	tls        *pki.Bundle // nil: the cluster speaks plainly
+	seedText   []byte      // for an empty ledger; nil: none
+	seedSource string
+	alone      alone
+	entered    atomic.Bool   // this node may spend its share
+	changed    chan struct{} // what follow goes by may have changed
+
+	mu      sync.Mutex
+	now     standing
+	inForce chan struct{} // closed, and made anew, when a policy was put in force
+}
+
+// truth is what the cluster has agreed on, as far as this node knows.
+type truth interface {
+	Facts() *ledger.Facts
+	Keys() *ledger.Keys
 }
 
 // New makes a node and opens its listeners. ctx bounds the start only.
@@ -72,7 +90,11 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 	if cfg.Out == nil {
 		cfg.Out = io.Discard
 	}
-	if err := cfg.Validate(); err != nil {
+	bundle, err := cfg.loadTLS()
+	if err == nil {
+		err = cfg.Validate()
+	}
+	if err != nil {
 		return nil, &ConfigError{err}
 	}
 	if cfg.NodeID == "" {
@@ -85,33 +107,48 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), registry: prometheus.NewRegistry(), ramped: make(chan struct{}, 1)}
+	n := &Node{cfg: cfg, log: cfg.Logger, tls: bundle, started: time.Now(), registry: prometheus.NewRegistry(), changed: make(chan struct{}, 1), inForce: make(chan struct{})}
 	if err := n.devSecrets(); err != nil {
 		return nil, err
+	}
+	if err := n.loadSeed(ctx); err != nil {
+		return nil, &ConfigError{err}
 	}
 	if err := n.build(); err != nil {
 		return nil, err
 	}
-	err := n.start(ctx)
+	err = n.listen(ctx)
+	if err == nil {
+		err = n.join(ctx)
+	}
 	if err != nil {
+		for _, l := range [...]net.Listener{n.frontLis, n.adminLis} {
+			if l != nil {
+				_ = l.Close() // nothing was accepted
+			}
+		}
+		n.pool.Close()
 		return nil, errors.Join(err, n.content.Close(ctx))
 	}
 	return n, nil
 }
 
-// start puts the first policy in force and opens the listeners.
-func (n *Node) start(ctx context.Context) error {
-	text, source, err := n.loadPolicy(ctx)
-	if err != nil {
-		return &ConfigError{err}
+// join makes this node part of its cluster.
+func (n *Node) join(ctx context.Context) error {
+	expect := n.cfg.BootstrapExpect
+	if expect == 0 && len(n.cfg.Join) == 0 {
+		expect = 1 // a cluster of one
 	}
-	n.mu.Lock()
-	_, err = n.apply(text, source, false)
-	n.mu.Unlock()
+	c, err := cluster.Open(ctx, cluster.Config{
+		Name: n.cfg.NodeID, ClusterName: n.cfg.ClusterName, Version: n.cfg.Version, DataDir: n.cfg.DataDir,
+		Listen: n.cfg.ClusterListen, Advertise: n.cfg.ClusterAdvertise, Seeds: n.cfg.Join, BootstrapExpect: expect, TLS: n.tls,
+		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Logger: n.log, Registerer: n.registry,
+	})
 	if err != nil {
-		return &ConfigError{fmt.Errorf("policy %s:\n%w", source, err)}
+		return fmt.Errorf("join the cluster: %w", err)
 	}
-	return n.listen(ctx)
+	n.cluster, n.truth = c, c.Ledger()
+	return nil
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -142,6 +179,9 @@ func (n *Node) build() error {
 	if err != nil {
 		return &ConfigError{err}
 	}
+	if n.alone.notes, err = openNotes(n.cfg.DataDir, n.log); err != nil {
+		return err
+	}
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	maxBody := map[string]int64{}
 	for route, limit := range n.cfg.MaxBody {
@@ -161,7 +201,7 @@ func (n *Node) build() error {
 	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
+		Lease: func(int64) bool { return n.leased() }, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
 }
@@ -185,9 +225,7 @@ func (n *Node) listen(ctx context.Context) error {
 		return err
 	}
 	n.front = edge.NewServer(ec, n.proxy)
-	var lc net.ListenConfig
-	if n.adminLis, err = lc.Listen(ctx, "tcp", n.cfg.AdminListen); err != nil {
-		_ = n.frontLis.Close()
+	if n.adminLis, err = n.listenAdmin(ctx); err != nil {
 		return fmt.Errorf("listen for the admin API: %w", err)
 	}
 	n.admin = &http.Server{
@@ -195,6 +233,17 @@ func (n *Node) listen(ctx context.Context) error {
 		ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelWarn),
 	}
 	return nil
+}
+
+// listenAdmin speaks TLS with a certificate of its own, or beyond loopback with the node's.
+func (n *Node) listenAdmin(ctx context.Context) (net.Listener, error) {
+	l, err := edge.Listen(ctx, edge.Config{Listen: n.cfg.AdminListen, TLSCert: n.cfg.AdminTLSCert, TLSKey: n.cfg.AdminTLSKey, Logger: n.log})
+	if err != nil || n.cfg.AdminTLSCert != "" || n.tls == nil || loopback(n.cfg.AdminListen) {
+		return l, err
+	}
+	c := n.tls.ServerTLS()
+	c.ClientAuth = tls.NoClientCert // operators have tokens
+	return tls.NewListener(l, c), nil
 }
 
 // Addr is where the front door listens.
@@ -222,9 +271,11 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { return n.front.Serve(n.frontLis) })
 	start(func() error { return n.admin.Serve(n.adminLis) })
 	start(func() error { n.sweep(work); return nil })
-	start(func() error { n.ramp(work); return nil })
-	_, source := n.current()
-	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "policy", source)
+	start(func() error { return n.cluster.Run(work) })
+	start(func() error { n.follow(work); return nil })
+	start(func() error { n.seed(work); return nil })
+	start(func() error { n.report(work); return nil })
+	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "cluster_listen", n.cluster.Address())
 
 	var err error
 	select {
@@ -254,7 +305,8 @@ func (n *Node) drain() error {
 	}
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
 	defer cancel()
-	return errors.Join(err, n.proxy.Wait(settle), n.admin.Shutdown(settle), n.content.Close(settle))
+	err = errors.Join(err, n.proxy.Wait(settle))
+	return errors.Join(err, n.cluster.Close(settle), n.admin.Shutdown(settle), n.content.Close(settle))
 }
 
 // sweep forgets full buckets, a bounded number at a time.
@@ -269,48 +321,4 @@ func (n *Node) sweep(ctx context.Context) {
 			n.limits.Sweep(n.proxy.Now(), sweepBudget)
 		}
 	}
-}
-
-// ramp applies the policy's ramp steps when their time comes.
-func (n *Node) ramp(ctx context.Context) {
-	const farAway = 24 * time.Hour // looked at again then, so that a clock that was set is noticed
-	for {
-		n.mu.Lock()
-		next := n.index.NextRamp
-		n.mu.Unlock()
-		wait := farAway
-		if !next.IsZero() {
-			wait = min(max(time.Until(next), time.Second), farAway)
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return
-		case <-n.ramped:
-			t.Stop()
-		case <-t.C:
-			if !next.IsZero() && !time.Now().Before(next) {
-				n.step()
-			}
-		}
-	}
-}
-
-// step indexes the same policy as of now.
-func (n *Node) step() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	keys, err := ledger.KeysOf(n.index.Policy.Keys...)
-	if err != nil { // it was indexed before
-		n.log.Error("a ramp step can't be applied", "error", err)
-		return
-	}
-	ix, err := n.index.Policy.Index(time.Now(), n.revision+1, ledger.Share{}, keys, n.devKeys(n.index.Policy)...)
-	if err != nil { // it was indexed before
-		n.log.Error("a ramp step can't be applied", "error", err)
-		return
-	}
-	n.use(ix)
-	n.log.Info("ramp step applied", "revision", n.revision)
 }

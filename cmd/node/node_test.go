@@ -13,12 +13,16 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"headgate/cluster/ledger"
 )
 
 // TestMain: whatever a node started has ended when it has stopped.
@@ -44,12 +48,24 @@ plans:
 tenants: [{name: dev, plan: p, since: 2000-01-01}]
 `
 
+// agreed stands for what a cluster has agreed on.
+type agreed struct{ facts atomic.Pointer[ledger.Facts] }
+
+func (a *agreed) Facts() *ledger.Facts { return a.facts.Load() }
+func (a *agreed) Keys() *ledger.Keys   { return nil }
+
 // TestRampStepsComeAtTheirTime, in virtual time, which begins at the tenant's `since`.
 func TestRampStepsComeAtTheirTime(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), ramped: make(chan struct{}, 1), devKey: "ramp-test-key-0123"}
+		var truth agreed
+		truth.facts.Store(&ledger.Facts{})
+		n := &Node{
+			cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), truth: &truth,
+			changed: make(chan struct{}, 1), inForce: make(chan struct{}), devKey: "ramp-test-key-0123",
+		}
 		n.cfg.Dev, n.cfg.DataDir = true, dir
+		n.now.share = &ledger.Share{Of: 1}
 		if err := n.build(); err != nil {
 			t.Fatal(err)
 		}
@@ -59,34 +75,35 @@ func TestRampStepsComeAtTheirTime(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		apply := func(policy string) {
+		apply := func(revision uint64, policy string) {
 			t.Helper()
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			if _, err := n.apply([]byte(policy), "test", false); err != nil {
-				t.Fatal(err)
-			}
+			truth.facts.Store(&ledger.Facts{Policy: &ledger.PolicyRevision{Revision: revision, Text: []byte(policy)}})
+			n.notify()
 		}
-		apply(rampPolicy)
+		apply(1, rampPolicy)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); n.ramp(ctx) }()
-		check := func(capacity int64, revision uint64) {
+		go func() { defer close(done); n.follow(ctx) }()
+		check := func(capacity int64, compiled uint64) {
 			t.Helper()
 			synctest.Wait()
-			ix, _ := n.current()
-			if got := n.limitsOf(ix, "dev")["org-tokens"].Spec.Capacity(); got != capacity || ix.Revision != revision {
-				t.Errorf("after %v: %d tokens at revision %d, want %d at %d", time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), got, ix.Revision, capacity, revision)
+			s := n.current()
+			c, ok := s.index.Tenant("dev")
+			if !ok {
+				t.Fatal("no tenant dev")
+			}
+			if got := c.Limits[0].Spec.Capacity(); got != capacity || s.index.Revision != compiled {
+				t.Errorf("after %v: %d tokens, compiled %d times, want %d and %d", time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), got, s.index.Revision, capacity, compiled)
 			}
 		}
 		const day = 24 * time.Hour
 		check(200, 1)
 		<-time.After(14*day - 1)
 		check(200, 1)
-		<-time.After(1)
+		<-time.After(time.Second)
 		check(500, 2)
 		// A policy that moves the next step is heeded at once.
-		apply(strings.Replace(rampPolicy, "after: 30d", "after: 15d", 1))
+		apply(2, strings.Replace(rampPolicy, "after: 30d", "after: 15d", 1))
 		check(500, 3)
 		<-time.After(day)
 		check(1000, 4)
@@ -108,7 +125,7 @@ tenants: [{name: dev, plan: p}]
 func start(t *testing.T, change func(*Config)) *Node {
 	t.Helper()
 	cfg := Defaults()
-	cfg.Listen, cfg.AdminListen, cfg.DataDir = "127.0.0.1:0", "127.0.0.1:0", t.TempDir()
+	cfg.Listen, cfg.AdminListen, cfg.ClusterListen, cfg.DataDir = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", t.TempDir()
 	cfg.Dev, cfg.DevKey, cfg.AdminToken = true, "node-test-key-0123", "node-test-token"
 	change(&cfg)
 	n, err := New(t.Context(), cfg)
@@ -124,6 +141,11 @@ func start(t *testing.T, change func(*Config)) *Node {
 			t.Errorf("Run: %v", err)
 		}
 	})
+	bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := n.awaitRevision(bounded, 1); err != nil {
+		t.Fatal(err)
+	}
 	return n
 }
 
@@ -211,8 +233,8 @@ func TestAdminAPI(t *testing.T) {
 			}
 		})
 	}
-	if ix, _ := n.current(); ix.Revision != 1 {
-		t.Errorf("the policy is at revision %d", ix.Revision)
+	if s := n.current(); s.policy.Revision != 1 {
+		t.Errorf("the policy is at revision %d", s.policy.Revision)
 	}
 }
 
@@ -255,27 +277,45 @@ func TestNotReadyWithoutABackend(t *testing.T) {
 	}
 }
 
-// TestPolicyFileGoesOverTheAppliedOne, and says so.
-func TestPolicyFileGoesOverTheAppliedOne(t *testing.T) {
-	var log bytes.Buffer
-	data := t.TempDir()
-	if err := os.WriteFile(filepath.Join(data, savedPolicy), []byte(rampPolicy), 0o600); err != nil {
-		t.Fatal(err)
+// TestPolicyFileSeedsOnce: after that the ledger's counts, and the log says so.
+func TestPolicyFileSeedsOnce(t *testing.T) {
+	var log syncBuffer
+	data, first := t.TempDir(), fmt.Sprintf(adminPolicy, "http://127.0.0.1:1")
+	run := func(policy string) []byte {
+		var text []byte
+		t.Run("node", func(t *testing.T) {
+			n := start(t, func(c *Config) {
+				c.DataDir, c.NodeID, c.Policy, c.Logger = data, "n1", policyFile(t, policy), slog.New(slog.NewTextHandler(&log, nil))
+			})
+			text = n.current().policy.Text
+		})
+		return text
 	}
-	file := policyFile(t, fmt.Sprintf(adminPolicy, "http://127.0.0.1:1"))
-	cfg := Defaults()
-	cfg.Listen, cfg.AdminListen, cfg.DataDir, cfg.Policy, cfg.AdminToken = "127.0.0.1:0", "127.0.0.1:0", data, file, "t"
-	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	n, err := New(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
+	if got := run(first); string(got) != first {
+		t.Errorf("in force: %s", got)
 	}
-	stopped, stop := context.WithCancel(t.Context())
-	stop()
-	if err := n.Run(stopped); err != nil {
-		t.Fatal(err)
+	if got := run(strings.Replace(first, "1000/min", "7/min", 1)); string(got) != first {
+		t.Errorf("a file went over the ledger: %s", got)
 	}
-	if _, source := n.current(); source != file || !strings.Contains(log.String(), "the policy file replaces the one applied last") {
-		t.Errorf("policy of %s; log: %s", source, log.String())
+	if !strings.Contains(log.String(), "the policy file is not the policy in force") {
+		t.Errorf("log: %s", log.String())
 	}
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }

@@ -1,14 +1,17 @@
 package node
 
 import (
+	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"headgate/cluster/ledger"
+	"headgate/cluster/ledger/ledgerpb"
 	"headgate/limiter"
+	"headgate/proxy"
 	"headgate/proxy/admin"
 	"headgate/proxy/contentlog"
 )
@@ -16,12 +19,15 @@ import (
 // adminConfig is what the admin API may see and do.
 func (n *Node) adminConfig() admin.Config {
 	return admin.Config{
-		Token: n.cfg.AdminToken, Gatherer: n.registry, Ready: n.ready, Status: n.status, Apply: n.Apply,
-		Policy:  func() []byte { n.mu.Lock(); defer n.mu.Unlock(); return n.text },
-		Keys:    n.keys,
-		Tenants: n.tenants,
-		Levels:  n.Levels,
-		Explain: n.explain,
+		Token: n.cfg.AdminToken, Authorize: n.authorize, Gatherer: n.registry, Ready: n.ready, Status: n.status,
+		Tenants: n.tenants, Levels: n.Levels, Explain: n.explain,
+		PolicyText: n.policyText, PolicyRevisions: n.policyRevisions, ApplyPolicy: n.applyPolicy, RollBack: n.rollBack,
+		ListKeys: n.listKeys, CreateKey: n.createKey, RotateKey: n.rotateKey, RevokeKey: n.revokeKey,
+		Kills: n.kills, SetKill: n.setKill, Ladder: n.ladder, SetRung: n.setRung,
+		Members: n.members, RemoveMember: n.removeMember, Audit: n.audit,
+		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
+		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,
+		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: func(w io.Writer, f admin.ContentFilter) error {
 			_, err := n.content.Export(w, contentlog.Filter(f))
 			return err
@@ -30,34 +36,73 @@ func (n *Node) adminConfig() admin.Config {
 	}
 }
 
-// ready says why the node should get no traffic.
+// ready says why the node should get no traffic. A node that was cut off from its cluster goes
+// on serving, by what its limits say of that.
 func (n *Node) ready() error {
+	s := n.current()
 	switch {
 	case n.draining.Load():
 		return errors.New("draining")
+	case n.cluster.Ledger().Health() != nil:
+		return n.cluster.Ledger().Health()
+	case n.cluster.Epoch() == 0:
+		return fmt.Errorf("not joined yet: no view of cluster %s has reached this node; see headgate members", n.cfg.ClusterName)
+	case s.problem != nil:
+		return fmt.Errorf("the policy in force in the cluster can't be used here: %w", s.problem)
+	case s.index == nil && n.truth.Facts().Policy == nil:
+		return errors.New("there is no policy yet: headgate apply -f policy.yaml")
+	case s.index == nil:
+		return errors.New("entering the view")
 	case n.pool.Up() == 0:
 		return errors.New("no backend is up")
 	}
 	return nil
 }
 
-func (n *Node) current() (*ledger.Index, string) {
+// current is what requests are decided by now.
+func (n *Node) current() standing {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.index, n.source
+	return n.now
+}
+
+// policy is the one in force here; empty before there is one.
+func (s *standing) policyOrNone() *ledger.Policy {
+	if s.index == nil {
+		return &ledger.Policy{}
+	}
+	return s.index.Policy
 }
 
 func (n *Node) status() admin.Status {
-	ix, source := n.current()
+	now := n.current()
+	p := now.policyOrNone()
+	f := n.truth.Facts()
 	s := admin.Status{
 		Node: n.cfg.NodeID, Version: n.cfg.Version, UptimeSeconds: int64(time.Since(n.started).Seconds()), Ready: true,
-		Listen: n.Addr(), ClusterListen: n.cfg.ClusterListen, PolicyRevision: ix.Revision, PolicySource: source,
-		Tenants: len(ix.Policy.Tenants), Keys: len(ix.Policy.Keys), Models: []string{}, Buckets: n.limits.Len(), Backends: []admin.Backend{},
+		Listen: n.Addr(), ClusterListen: n.cluster.Address(), Tenants: len(p.Tenants), Keys: n.keyTable().Len() + len(n.devKeys(p)),
+		Models: []string{}, Buckets: n.limits.Len(), Backends: []admin.Backend{},
+		Cluster: &admin.ClusterStatus{
+			Name: n.cfg.ClusterName, ID: hex.EncodeToString(f.ClusterID), Incarnation: fmt.Sprintf("%016x", n.cluster.Incarnation()),
+			Leader: n.cluster.LeaderName(), Epoch: n.cluster.Epoch(), Members: []string{},
+			ViewLease: admin.ViewLease{Held: n.cluster.Leased(), UntilMS: n.cluster.LeaseLeft().Milliseconds()},
+		},
+	}
+	if now.policy != nil {
+		s.PolicyRevision, s.PolicySource = now.policy.Revision, "applied by "+now.policy.Actor
+	}
+	if now.view != nil {
+		for _, m := range now.view.Members {
+			s.Cluster.Members = append(s.Cluster.Members, m.Name)
+		}
+	}
+	if now.index != nil && !n.leased() {
+		s.Degraded = "cut off from the cluster: limits follow their unavailable mode"
 	}
 	if err := n.ready(); err != nil {
 		s.Ready, s.NotReady = false, err.Error()
 	}
-	for _, m := range ix.Policy.Models {
+	for _, m := range p.Models {
 		s.Models = append(s.Models, m.Name)
 	}
 	for _, b := range n.pool.Status() {
@@ -68,45 +113,16 @@ func (n *Node) status() admin.Status {
 	return s
 }
 
-func (n *Node) keys() []admin.Key {
-	ix, _ := n.current()
-	suspended := map[string]bool{}
-	for _, t := range ix.Policy.Tenants {
-		suspended[t.Name] = t.Suspended
-	}
-	keys := append(append([]ledger.Key{}, ix.Policy.Keys...), n.devKeys(ix.Policy)...)
-	out := make([]admin.Key, 0, len(keys))
-	for _, k := range keys {
-		a := admin.Key{ID: k.ID, Tenant: k.Tenant, Name: k.Name, Status: "active"}
-		if e := time.Time(k.Expires); !e.IsZero() {
-			a.Expires = e.Format(time.RFC3339)
-			if !time.Now().Before(e) {
-				a.Status = "expired"
-			}
-		}
-		if suspended[k.Tenant] {
-			a.Status = "suspended"
-		}
-		if k.Revoked {
-			a.Status = "revoked"
-		}
-		if used := n.compiler.used(k.ID).Load(); used > 0 {
-			a.LastUsed = time.Unix(used, 0).UTC().Format(time.RFC3339)
-		}
-		out = append(out, a)
-	}
-	return out
-}
-
 func (n *Node) tenants() []admin.Tenant {
-	ix, _ := n.current()
+	now := n.current()
 	keys := map[string]int{}
-	for _, k := range ix.Policy.Keys {
+	for k := range n.keyTable().All() {
 		keys[k.Tenant]++
 	}
-	out := make([]admin.Tenant, 0, len(ix.Policy.Tenants))
-	for _, t := range ix.Policy.Tenants {
-		out = append(out, admin.Tenant{Name: t.Name, Plan: t.Plan, Keys: keys[t.Name], Suspended: t.Suspended})
+	p := now.policyOrNone()
+	out := make([]admin.Tenant, 0, len(p.Tenants))
+	for _, t := range p.Tenants {
+		out = append(out, admin.Tenant{Name: t.Name, Plan: t.Plan, Keys: keys[t.Name], Suspended: t.Suspended, Owner: n.cluster.Owner(t.Name).Name})
 	}
 	return out
 }
@@ -115,11 +131,18 @@ func (n *Node) tenants() []admin.Tenant {
 // exist. A bucket takes a changed limit over when it is used next: it is shown as it will
 // be then.
 func (n *Node) Levels(tenant string) []admin.Level {
-	ix, _ := n.current()
-	if !slices.ContainsFunc(ix.Policy.Tenants, func(t ledger.Tenant) bool { return t.Name == tenant }) {
+	s := n.current()
+	if s.index == nil {
 		return nil
 	}
-	limits := n.limitsOf(ix, tenant)
+	c, ok := s.index.Tenant(tenant)
+	if !ok {
+		return nil
+	}
+	limits := make(map[string]ledger.ResolvedLimit, len(c.Limits))
+	for _, l := range c.Limits {
+		limits[l.Bucket] = l
+	}
 	now := n.proxy.Now()
 	out := []admin.Level{}
 	for _, l := range n.limits.Levels(now, tenant) {
@@ -141,54 +164,164 @@ func (n *Node) Levels(tenant string) []admin.Level {
 	return out
 }
 
-// limitsOf are the limits that a tenant's keys resolve to, by the names of their buckets.
-func (n *Node) limitsOf(ix *ledger.Index, tenant string) map[string]ledger.ResolvedLimit {
-	limits := map[string]ledger.ResolvedLimit{}
-	for _, k := range append(append([]ledger.Key{}, ix.Policy.Keys...), n.devKeys(ix.Policy)...) {
-		if k.Tenant != tenant {
-			continue
-		}
-		if hash, err := ledger.ParseHash(k.Hash); err == nil { // it was indexed by it
-			if c, ok := ix.Lookup(hash); ok {
-				for _, l := range c.Limits {
-					limits[l.Bucket] = l
-				}
-				break // all keys of a tenant share them
-			}
-		}
-	}
-	return limits
-}
-
+// explain asks for a key of the tenant, or for the one named.
 func (n *Node) explain(q admin.ExplainRequest) (any, error) {
-	ix, _ := n.current()
-	for _, k := range append(append([]ledger.Key{}, ix.Policy.Keys...), n.devKeys(ix.Policy)...) {
-		if q.Tenant != "" && k.Tenant != q.Tenant || q.Key != "" && k.ID != q.Key {
-			continue
-		}
-		hash, err := ledger.ParseHash(k.Hash)
-		if err != nil {
-			return nil, err
-		}
-		c, ok := n.proxy.Snapshot().Lookup(hash)
-		if !ok {
-			continue
-		}
-		user := q.User
-		if user == "" {
-			user = c.User
-		}
-		return n.proxy.Explain(c, q.Model, user, q.Input, q.Output)
+	s := n.current()
+	if s.index == nil {
+		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
 	}
-	return nil, fmt.Errorf("no key %q of tenant %q", q.Key, q.Tenant)
+	k := n.anyKey(s.index, q.Tenant, q.Key)
+	if k == nil {
+		return nil, admin.Errorf(admin.NotFound, "no key %q of tenant %q", q.Key, q.Tenant)
+	}
+	c, ok := n.proxy.Snapshot().Lookup(k.Hash)
+	if !ok {
+		return nil, admin.Errorf(admin.NotFound, "key %q belongs to no tenant of the policy", k.ID)
+	}
+	user := q.User
+	if user == "" {
+		user = c.User
+	}
+	return n.proxy.Explain(c, q.Model, user, q.Input, q.Output)
 }
 
-// Models are the policy's, in its order.
-func (n *Node) Models() []string {
-	ix, _ := n.current()
-	names := make([]string, 0, len(ix.Policy.Models))
-	for _, m := range ix.Policy.Models {
-		names = append(names, m.Name)
+// anyKey is the key with an id, or any of a tenant's; nil if there is none.
+func (n *Node) anyKey(ix *ledger.Index, tenant, id string) *ledger.KeyRecord {
+	fits := func(k *ledger.KeyRecord) bool {
+		return (tenant == "" || k.Tenant == tenant) && (id == "" || k.ID == id)
 	}
-	return names
+	for _, k := range n.devRecords(ix.Policy) {
+		if fits(k) {
+			return k
+		}
+	}
+	if id != "" {
+		if k, ok := n.keyTable().ByID(id); ok && fits(k) {
+			return k
+		}
+		return nil
+	}
+	for k := range n.keyTable().All() {
+		if fits(k) {
+			return k
+		}
+	}
+	return nil
+}
+
+// devRecords are the development node's own keys as the table has others.
+func (n *Node) devRecords(p *ledger.Policy) (out []*ledger.KeyRecord) {
+	keys, err := ledger.KeysOf(n.devKeys(p)...)
+	if err != nil { // they were indexed
+		return nil
+	}
+	for k := range keys.All() {
+		out = append(out, k)
+	}
+	return out
+}
+
+// overriding is this node's override; nil where there is none.
+func (n *Node) overriding(context.Context) (*admin.Override, error) {
+	return n.alone.current(time.Now()), nil
+}
+
+// setOverride sets or ends this node's override, without a quorum.
+func (n *Node) setOverride(_ context.Context, by admin.Actor, o admin.OverrideChange) (admin.Done, error) {
+	now := time.Now()
+	mode, ok := proxy.ParseMode(o.Unavailable)
+	if !ok && o.Unavailable != "" {
+		return admin.Done{}, admin.Errorf(admin.Invalid, "unavailable: %q is not one of allow, deny, local", o.Unavailable)
+	}
+	if err := n.alone.overrule(by, o, now); err != nil {
+		return admin.Done{}, err
+	}
+	n.log.Warn("override of this node's limits", "unavailable", o.Unavailable, "for", o.For.String(), "actor", by.Name)
+	n.proxy.SetOverride(mode, now.Add(o.For)) // to end it: a moment that has come
+	return admin.Done{}, nil
+}
+
+func (n *Node) nodeKills(context.Context) ([]admin.Kill, error) {
+	kills, _ := n.alone.live(time.Now())
+	return kills, nil
+}
+
+// setNodeKill throws or releases a kill switch of this node alone, without a quorum.
+func (n *Node) setNodeKill(_ context.Context, by admin.Actor, k admin.KillSwitch) (admin.Done, error) {
+	if err := n.alone.set(by, k, time.Now()); err != nil {
+		return admin.Done{}, err
+	}
+	n.log.Warn("kill switch of this node", "kind", k.Kind, "name", k.Name, "on", k.On, "actor", by.Name)
+	n.setSwitches(n.truth.Facts())
+	return admin.Done{}, nil
+}
+
+// reportEvery is how often a node looks at what it owes the ledger and the log.
+const reportEvery = time.Second
+
+// usedEvery is how often the ledger is told at most when keys were used last.
+const usedEvery = time.Minute
+
+// report tells the ledger what this node did alone and when keys were used last, lets its own
+// kill switches expire, and the log know when it is cut off.
+func (n *Node) report(ctx context.Context) {
+	t := time.NewTicker(reportEvery)
+	defer t.Stop()
+	told := time.Now()
+	var expires time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if n.current().index != nil {
+			n.proxy.Degraded() // logs a change
+		}
+		now := time.Now()
+		if kills, next := n.alone.live(now); !next.Equal(expires) || len(kills) == 0 && !expires.IsZero() {
+			expires = next
+			n.setSwitches(n.truth.Facts())
+		}
+		if !n.cluster.Leased() {
+			continue
+		}
+		if err := n.alone.notes.tell(ctx, n.cfg.NodeID, n.proposeNote); err != nil && ctx.Err() == nil {
+			n.log.Debug("the audit log was not told of what this node did alone", "error", err)
+		}
+		if now.Sub(told) >= usedEvery {
+			told = now
+			n.flushUsed(ctx)
+		}
+	}
+}
+
+func (n *Node) proposeNote(ctx context.Context, cmd *ledgerpb.Command) error {
+	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
+	defer cancel()
+	_, err := n.cluster.Propose(ctx, cmd)
+	return err
+}
+
+// maxTouched bounds the keys of one report; the others are in the next.
+const maxTouched = 10_000
+
+// flushUsed tells the ledger which keys were used since it was told last.
+func (n *Node) flushUsed(ctx context.Context) {
+	touch := &ledgerpb.TouchKeys{}
+	keys := n.keyTable()
+	for id, at := range n.compiler.allUsed() {
+		k, ok := keys.ByID(id)
+		if !ok || at <= keys.LastUsed(k).Unix() || len(touch.GetIds()) >= maxTouched {
+			continue
+		}
+		touch.Ids, touch.Unix = append(touch.Ids, id), append(touch.Unix, at)
+	}
+	if len(touch.GetIds()) == 0 {
+		return
+	}
+	cmd := &ledgerpb.Command{Version: 1, Actor: n.actor().Name, Body: &ledgerpb.Command_TouchKeys{TouchKeys: touch}}
+	if err := n.proposeNote(ctx, cmd); err != nil && ctx.Err() == nil {
+		n.log.Debug("the ledger was not told when keys were used last", "error", err)
+	}
 }

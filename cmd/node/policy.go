@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -17,34 +16,40 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"headgate/cluster/ledger"
+	"headgate/cluster/ledger/ledgerpb"
 	"headgate/proxy/admin"
 )
 
-// savedPolicy is the file in the data folder that holds the policy last applied.
+// savedPolicy is the file in the data folder in which releases without a ledger kept the policy
+// last applied. It seeds an empty ledger where nothing else does.
 const savedPolicy = "policy.yaml"
 
-// loadPolicy finds the policy that a starting node works with.
-func (n *Node) loadPolicy(ctx context.Context) (text []byte, source string, err error) {
-	saved := filepath.Join(n.cfg.DataDir, savedPolicy)
+// sourceDev is the policy that a development node makes for its upstream.
+const sourceDev = "dev"
+
+// loadSeed finds the policy for an empty ledger, and checks it before anything starts.
+func (n *Node) loadSeed(ctx context.Context) (err error) {
+	n.seedSource = n.cfg.Policy
 	switch {
 	case n.cfg.Policy != "":
-		text, err = os.ReadFile(n.cfg.Policy)
-		if err != nil {
-			return nil, "", fmt.Errorf("read the policy: %w", err)
-		}
-		if applied, err := os.ReadFile(saved); err == nil && !bytes.Equal(applied, text) {
-			n.log.Warn("the policy file replaces the one applied last", "policy", n.cfg.Policy, "applied", saved)
-		}
-		return text, n.cfg.Policy, nil
+		n.seedText, err = os.ReadFile(n.cfg.Policy)
 	case n.cfg.Upstream != "":
-		text, err = devPolicy(ctx, n.cfg.Upstream)
-		return text, "dev", err
+		n.seedSource = sourceDev
+		n.seedText, err = devPolicy(ctx, n.cfg.Upstream)
+	default:
+		n.seedSource = filepath.Join(n.cfg.DataDir, savedPolicy)
+		n.seedText, err = os.ReadFile(n.seedSource)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
 	}
-	text, err = os.ReadFile(saved)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, "", errors.New("no policy: name a file with --policy, or try it with --dev --upstream URL")
+	if err != nil {
+		return fmt.Errorf("read the policy: %w", err)
 	}
-	return text, saved, err
+	if _, err := ledger.ParsePolicy(n.seedText); err != nil {
+		return fmt.Errorf("policy %s:\n%w", n.seedSource, err)
+	}
+	return nil
 }
 
 // devPolicy makes a generous policy for one tenant before one upstream, whose models it asks.
@@ -110,23 +115,8 @@ func listModels(ctx context.Context, url string) ([]string, error) {
 	return names, nil
 }
 
-// Apply takes a policy over at once. A wrong one changes nothing. With dry it only says
-// what would change.
-func (n *Node) Apply(text []byte, dry bool) (admin.Applied, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	applied, err := n.apply(text, "applied", dry)
-	if err != nil || dry {
-		return applied, err
-	}
-	if err := n.save(text); err != nil {
-		return applied, fmt.Errorf("the policy is in force, but will not outlive a restart: %w", err)
-	}
-	return applied, nil
-}
-
-// Reload reads the policy file again.
-func (n *Node) Reload() error {
+// Reload puts the policy file in force again, in the whole cluster.
+func (n *Node) Reload(ctx context.Context) error {
 	if n.cfg.Policy == "" {
 		return errors.New("there is no policy file to read again; use headgate apply")
 	}
@@ -134,9 +124,7 @@ func (n *Node) Reload() error {
 	if err != nil {
 		return fmt.Errorf("read the policy: %w", err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	applied, err := n.apply(text, n.cfg.Policy, false)
+	applied, err := n.applyPolicy(ctx, n.actor(), admin.PolicyChange{Text: text})
 	if err != nil {
 		return err
 	}
@@ -144,52 +132,30 @@ func (n *Node) Reload() error {
 	return nil
 }
 
-// apply; n.mu is held.
-func (n *Node) apply(text []byte, source string, dry bool) (admin.Applied, error) {
-	p, err := ledger.ParsePolicy(text)
-	if err != nil {
-		return admin.Applied{}, err
-	}
-	old := &ledger.Policy{}
-	if n.index != nil {
-		old = n.index.Policy
-	}
-	applied := admin.Applied{Revision: n.revision + 1, DryRun: dry, Changes: []string{}}
-	for _, c := range ledger.Diff(old, p) {
-		applied.Changes = append(applied.Changes, c.String())
-	}
-	keys, err := ledger.KeysOf(p.Keys...)
-	if err != nil {
-		return applied, err
-	}
-	ix, err := p.Index(time.Now(), applied.Revision, ledger.Share{}, keys, n.devKeys(p)...)
-	if err != nil {
-		return applied, err
-	}
-	if dry {
-		applied.Revision = n.revision
-		return applied, nil
-	}
-	if err := n.pool.Update(backends(p)); err != nil {
-		return applied, err
-	}
-	if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
-		return applied, errors.Join(err, n.pool.Update(backends(old))) // as it was
-	}
-	n.use(ix)
-	n.text, n.source = text, source
-	return applied, nil
+// actor is the node itself.
+func (n *Node) actor() admin.Actor {
+	return admin.Actor{Name: "node " + n.cfg.NodeID, Role: admin.RoleAdmin}
 }
 
-// use makes ix what requests are decided by; n.mu is held.
-func (n *Node) use(ix *ledger.Index) {
-	n.index, n.revision = ix, ix.Revision
-	n.proxy.Apply(n.compiler.snapshot(ix))
-	select {
-	case n.ramped <- struct{}{}: // the next step may have moved
-	default:
+// proposeSeed offers the seed to the ledger, which takes the first that it is offered.
+func (n *Node) proposeSeed(ctx context.Context) error {
+	plan, err := ledger.Prepare(time.Now(), n.seedText, n.truth.Facts(), n.keyTable(), nil)
+	if err != nil {
+		return err
 	}
+	if err := n.usable(plan.Policy); err != nil {
+		return err
+	}
+	plan.Command.Seed = true
+	_, err = n.propose(ctx, n.actor(), &ledgerpb.Command{Body: &ledgerpb.Command_SetPolicy{SetPolicy: plan.Command}})
+	return err
 }
+
+// keyTable holds the keys that the cluster knows.
+func (n *Node) keyTable() *ledger.Keys { return n.truth.Keys() }
+
+// devKeyID is the id of a development node's own key.
+const devKeyID = "dev"
 
 // devKeys is the development node's own key, with every scope.
 func (n *Node) devKeys(p *ledger.Policy) []ledger.Key {
@@ -203,7 +169,7 @@ func (n *Node) devKeys(p *ledger.Policy) []ledger.Key {
 		}
 	}
 	return []ledger.Key{{
-		ID: "dev", Tenant: tenant, Hash: ledger.FormatHash(ledger.HashKey(n.devKey)), Surfaces: []string{"*"}, AssertUser: true,
+		ID: devKeyID, Tenant: tenant, Hash: ledger.FormatHash(ledger.HashKey(n.devKey)), Surfaces: []string{"*"}, AssertUser: true,
 	}}
 }
 
@@ -225,24 +191,4 @@ func (n *Node) devSecrets() error {
 		fmt.Fprintf(n.cfg.Out, "admin token (shown once): %s\n", n.cfg.AdminToken)
 	}
 	return nil
-}
-
-// save keeps the policy for the next start: written whole or not at all.
-func (n *Node) save(text []byte) error {
-	f, err := os.CreateTemp(n.cfg.DataDir, savedPolicy+".*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // gone already if all went well
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(n.cfg.DataDir, savedPolicy))
-	}
-	return err
 }

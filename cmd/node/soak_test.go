@@ -68,7 +68,7 @@ func TestSoak(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := node.Defaults()
-	cfg.Listen, cfg.AdminListen, cfg.DataDir, cfg.Policy = "127.0.0.1:0", "127.0.0.1:0", dir, policy
+	cfg.Listen, cfg.AdminListen, cfg.ClusterListen, cfg.DataDir, cfg.Policy = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", dir, policy
 	cfg.Dev, cfg.DevKey, cfg.AdminToken = true, "soak-key-0123456789", "soak-token"
 	cfg.Prefilter.ErrorsPerMinute, cfg.Prefilter.ErrorBurst = 60_000_000, 1_000_000 // the nonsense is to reach the meter
 	cfg.Prefilter.RequestsPerSecond, cfg.Prefilter.RequestBurst = 1_000_000, 1_000_000
@@ -86,6 +86,7 @@ func TestSoak(t *testing.T) {
 		}
 	}()
 
+	awaitReady(t, n)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
@@ -239,4 +240,25 @@ func scrape(t *testing.T, n *node.Node) map[string]float64 {
 		}
 	}
 	return m
+}
+
+// awaitReady waits until a node may get traffic.
+func awaitReady(t *testing.T, n *node.Node) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.AdminAddr()+"/readyz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
+			return
+		}
+	}
 }

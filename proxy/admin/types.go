@@ -194,7 +194,7 @@ type Member struct {
 	Address       string `json:"address,omitempty"`     // HOST:PORT of its gossip
 	Version       string `json:"version,omitempty"`
 	Self          bool   `json:"self,omitempty"` // the answering node
-	Gossip        string `json:"gossip"`         // alive | suspect | left | dead | unknown
+	Gossip        string `json:"gossip"`         // alive | suspect | failed | left | unknown
 	Raft          string `json:"raft"`           // leader | voter | non-voter | none
 	InView        bool   `json:"in_view"`
 	Partitions    int    `json:"partitions"` // owned in the view
@@ -285,6 +285,7 @@ type Tenant struct {
 	Plan      string `json:"plan"`
 	Keys      int    `json:"keys"`
 	Suspended bool   `json:"suspended,omitempty"`
+	Owner     string `json:"owner,omitempty"` // the member of the view that owns it
 }
 
 // Level is one bucket. Amounts are in the unit; nano-dollars for usd.

@@ -1,0 +1,228 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"headgate/cluster"
+	"headgate/cluster/ledger"
+)
+
+// standing is what this node goes by: the policy that the cluster agreed on, compiled for the
+// node's share of its limits.
+type standing struct {
+	index    *ledger.Index          // nil: nothing is in force yet
+	policy   *ledger.PolicyRevision // of index
+	spent    ledger.Share           // the share that index was made for
+	compiled uint64                 // how often: the revision of index's limits
+	problem  error                  // why a newer policy is not in force here
+
+	view      *ledger.View  // stepped to
+	share     *ledger.Share // of view; nil: this process is no member
+	before    *ledger.Share // of the view before
+	settledAt time.Time     // until then before counts, too; zero: settled
+}
+
+// notify wakes follow. It never blocks.
+func (n *Node) notify() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// factsChanged is called in the ledger's goroutine: kill switches and rungs bind here and now,
+// the rest is follow's.
+func (n *Node) factsChanged(f *ledger.Facts) {
+	n.setSwitches(f)
+	n.notify()
+}
+
+// stepped takes this node's share of a new view. Nodes that have not stepped yet still spend
+// their shares of the view before, for as long as a view lease may last: till then a share
+// that grew is not spent.
+func (n *Node) stepped(v *ledger.View) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := &n.now
+	share := shareOf(v, n.cfg.NodeID, n.cluster.Incarnation())
+	if v.Epoch > 1 { // before the first view nobody spent anything
+		s.before, s.settledAt = s.share, time.Now().Add(cluster.TakeoverWait)
+	}
+	s.view, s.share = v, share
+	n.notify()
+}
+
+// shareOf is a process's share of a view, by its rank among the members.
+func shareOf(v *ledger.View, name string, incarnation uint64) *ledger.Share {
+	rank := slices.IndexFunc(v.Members, func(m ledger.Member) bool { return m.Name == name && m.Incarnation == incarnation })
+	if rank < 0 {
+		return nil
+	}
+	return &ledger.Share{Rank: rank, Of: len(v.Members)}
+}
+
+// spendable is the share of every limit that this node may spend now: none while it is no
+// member, or enters; what any member of either view holds while its share changes.
+func (s *standing) spendable(now time.Time) (share ledger.Share, ok bool) {
+	settled := s.settledAt.IsZero() || !now.Before(s.settledAt)
+	switch {
+	case s.share == nil:
+		return ledger.Share{}, false
+	case settled || s.before != nil && *s.before == *s.share:
+		return *s.share, true
+	case s.before == nil:
+		return ledger.Share{}, false
+	}
+	return ledger.Share{Of: max(s.before.Of, s.share.Of), Least: true}, true
+}
+
+// leased: the cluster counts on this node, and it may spend its share.
+func (n *Node) leased() bool { return n.entered.Load() && n.cluster.Leased() }
+
+// follow keeps what requests are decided by up to date: with the policy, with this node's
+// share, and with the steps of ramps.
+func (n *Node) follow(ctx context.Context) {
+	const farAway = 24 * time.Hour // looked at again then, so that a clock that was set is noticed
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.changed:
+		case <-t.C:
+		}
+		wait := farAway
+		if next := n.compile(n.truth.Facts(), time.Now()); !next.IsZero() {
+			wait = min(max(time.Until(next), time.Millisecond), farAway)
+		}
+		t.Reset(wait)
+	}
+}
+
+// compile puts in force what has changed, and says when something will change by itself. A
+// policy that this node can't use leaves the one before in force, and the node not ready.
+func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := &n.now
+	share, ok := s.spendable(now)
+	n.entered.Store(ok)
+	if ok && f.Policy != nil && n.due(f, share, now) {
+		err := n.putInForce(f, share, now)
+		if err != nil && (s.problem == nil || s.problem.Error() != err.Error()) {
+			n.log.Error("a policy can't be put in force here; the one before stays", "revision", f.Policy.Revision, "error", err)
+		}
+		s.problem = err
+	}
+	if s.index != nil {
+		next = s.index.NextRamp
+	}
+	if now.Before(s.settledAt) && (next.IsZero() || s.settledAt.Before(next)) {
+		next = s.settledAt
+	}
+	return next
+}
+
+// due says whether the index must be made anew; n.mu is held.
+func (n *Node) due(f *ledger.Facts, share ledger.Share, now time.Time) bool {
+	s := &n.now
+	return s.index == nil || s.policy.Revision != f.Policy.Revision || s.spent != share ||
+		!s.index.NextRamp.IsZero() && !now.Before(s.index.NextRamp)
+}
+
+// putInForce; n.mu is held.
+func (n *Node) putInForce(f *ledger.Facts, share ledger.Share, now time.Time) error {
+	s := &n.now
+	var p *ledger.Policy
+	fresh := s.index == nil || s.policy.Revision != f.Policy.Revision
+	if fresh {
+		var err error
+		if p, err = ledger.ParsePolicy(f.Policy.Text); err != nil {
+			return fmt.Errorf("revision %d, which a newer release may have written: %w", f.Policy.Revision, err)
+		}
+	} else {
+		p = s.index.Policy
+	}
+	ix, err := p.Index(now, s.compiled+1, share, n.keyTable(), n.devKeys(p)...)
+	if err != nil {
+		return err
+	}
+	if fresh {
+		old := &ledger.Policy{}
+		if s.index != nil {
+			old = s.index.Policy
+		}
+		if err := n.pool.Update(backends(p)); err != nil {
+			return err
+		}
+		if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
+			return errors.Join(err, n.pool.Update(backends(old))) // as it was
+		}
+		n.log.Info("policy in force", "revision", f.Policy.Revision)
+	}
+	s.index, s.policy, s.spent, s.compiled = ix, f.Policy, share, ix.Revision
+	n.proxy.Apply(n.compiler.snapshot(ix))
+	close(n.inForce)
+	n.inForce = make(chan struct{})
+	return nil
+}
+
+// awaitRevision waits until a revision is in force on this node.
+func (n *Node) awaitRevision(ctx context.Context, revision uint64) error {
+	for {
+		n.mu.Lock()
+		s, changed := n.now, n.inForce
+		n.mu.Unlock()
+		switch {
+		case s.policy != nil && s.policy.Revision >= revision:
+			return nil
+		case s.problem != nil:
+			return s.problem
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		case <-time.After(100 * time.Millisecond): // a problem closes nothing
+		}
+	}
+}
+
+// seed gives an empty ledger the policy that this node was started with.
+func (n *Node) seed(ctx context.Context) {
+	t := time.NewTicker(100 * time.Millisecond)
+	defer t.Stop()
+	for first := true; ; first = false {
+		f := n.truth.Facts()
+		switch {
+		case f.Policy != nil:
+			n.compareSeed(f.Policy)
+			return
+		case n.seedText == nil && first:
+			n.log.Warn("there is no policy yet; apply one: headgate apply -f policy.yaml")
+			return
+		case len(f.ClusterID) > 0:
+			if err := n.proposeSeed(ctx); err != nil && ctx.Err() == nil {
+				n.log.Info("the policy waits for the ledger", "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// compareSeed says so where the file that the node was started with is not what is in force.
+func (n *Node) compareSeed(p *ledger.PolicyRevision) {
+	if n.seedText != nil && n.seedSource != sourceDev && string(n.seedText) != string(p.Text) {
+		n.log.Warn("the policy file is not the policy in force, which stands in the ledger; to put it in force: headgate apply -f, or SIGHUP",
+			"policy", n.seedSource, "revision_in_force", p.Revision, "applied_by", p.Actor)
+	}
+}
