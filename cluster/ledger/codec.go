@@ -34,7 +34,7 @@ type Capture struct {
 }
 
 // Capture takes the state as it is, in a time that does not depend on how many keys there
-// are (4096 shards). It is for the goroutine that applies.
+// are (16384 shards). It is for the goroutine that applies.
 func (s *State) Capture() *Capture {
 	return &Capture{facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last()}
 }
@@ -96,7 +96,8 @@ func (c *Capture) writeKeys(sw *snapshotWriter) {
 	var m ledgerpb.Key
 	rec := &ledgerpb.Record{Body: &ledgerpb.Record_Key{Key: &m}}
 	for _, s := range c.shards {
-		for i, k := range s.records {
+		for i := range s.entries {
+			k := s.entries[i].record
 			m.Id, m.Hash, m.Tenant, m.Name, m.User, m.Class = k.ID, k.Hash[:], k.Tenant, k.Name, k.User, k.Class
 			m.ExpiresUnixNano, m.CreatedUnixNano, m.Revoked, m.AssertUser = k.expires, k.created, k.Revoked, k.AssertUser
 			m.Models, m.Routes, m.Surfaces = k.Models, k.Routes, k.Surfaces
@@ -173,7 +174,6 @@ func ReadState(r io.Reader) (*State, error) {
 		return nil, err
 	}
 	for {
-		before := sr.sum.Sum(nil)
 		msg, err := sr.next()
 		if err != nil {
 			return nil, err
@@ -183,7 +183,7 @@ func ReadState(r io.Reader) (*State, error) {
 			return nil, sr.damaged("cannot be decoded (%v)", err)
 		}
 		if rec.GetTrailer() != nil {
-			return sr.finish(msg, before)
+			return sr.finish(msg)
 		}
 		if err := sr.take(&rec); err != nil {
 			return nil, err
@@ -193,10 +193,10 @@ func ReadState(r io.Reader) (*State, error) {
 
 type snapshotReader struct {
 	r      *bufio.Reader
-	sum    hash.Hash
-	buf    []byte
-	offset int64 // of the record last read
-	size   int64 // of it
+	sum    hash.Hash // over all but the record last read
+	length []byte    // of the record last read, as it was written
+	buf    []byte    // the record last read
+	offset int64     // of it
 	record uint64
 
 	head  ledgerpb.Header
@@ -216,28 +216,25 @@ func (sr *snapshotReader) damaged(format string, args ...any) error {
 
 // next reads a message; it is valid until the next one is read.
 func (sr *snapshotReader) next() ([]byte, error) {
-	sr.offset += sr.size
-	var length [binary.MaxVarintLen64]byte
-	n := 0
-	for {
+	_, _ = sr.sum.Write(sr.length) // never fails
+	_, _ = sr.sum.Write(sr.buf)
+	sr.offset += int64(len(sr.length) + len(sr.buf))
+	for sr.length, sr.buf = sr.length[:0], sr.buf[:0]; ; {
 		b, err := sr.r.ReadByte()
 		if err != nil {
 			return nil, sr.short(err)
 		}
-		length[n] = b
-		if n++; b < 0x80 {
+		if sr.length = append(sr.length, b); b < 0x80 {
 			break
 		}
-		if n == len(length) {
+		if len(sr.length) == binary.MaxVarintLen64 {
 			return nil, sr.damaged("has no valid length")
 		}
 	}
-	size, used := protowire.ConsumeVarint(length[:n])
-	if used != n || size > maxRecord {
+	size, used := protowire.ConsumeVarint(sr.length)
+	if used != len(sr.length) || size > maxRecord {
 		return nil, sr.damaged("claims to have %d bytes, of %d at most", size, maxRecord)
 	}
-	sr.size = int64(n) + int64(size)
-	sr.buf = sr.buf[:0]
 	for len(sr.buf) < int(size) { // in steps: a wrong length must not take memory that no data follow
 		at := len(sr.buf)
 		sr.buf = slices.Grow(sr.buf, min(int(size)-at, 1<<20))
@@ -246,8 +243,6 @@ func (sr *snapshotReader) next() ([]byte, error) {
 			return nil, sr.short(err)
 		}
 	}
-	_, _ = sr.sum.Write(length[:n]) // never fails
-	_, _ = sr.sum.Write(sr.buf)
 	return sr.buf, nil
 }
 
@@ -343,9 +338,9 @@ func (sr *snapshotReader) takeDone(m *ledgerpb.Done) error {
 }
 
 // finish compares the trailer, and what was read with what the header promised.
-func (sr *snapshotReader) finish(msg, before []byte) (*State, error) {
+func (sr *snapshotReader) finish(msg []byte) (*State, error) {
 	want, err := proto.MarshalOptions{Deterministic: true}.Marshal(&ledgerpb.Record{Body: &ledgerpb.Record_Trailer{
-		Trailer: &ledgerpb.Trailer{Records: sr.record - 1, Sha256: before},
+		Trailer: &ledgerpb.Trailer{Records: sr.record - 1, Sha256: sr.sum.Sum(nil)},
 	}})
 	if err != nil {
 		return nil, err

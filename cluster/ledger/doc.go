@@ -1,32 +1,50 @@
-// Package ledger holds what a cluster agrees on. So far that is the policy: who may use
-// which model, at what price, within which limits.
+// Package ledger holds what a cluster agrees on: who may use which model, at what price,
+// within which limits; the keys; what is switched off; and who the members are.
 //
 // # Purpose
 //
-// ParsePolicy reads the operator's YAML strictly; Policy.Validate finds everything that
-// cannot work, each with its path, its line and its remedy; Diff shows what a change
+// The policy. ParsePolicy reads the operator's YAML strictly; Policy.Validate finds everything
+// that cannot work, each with its path, its line and its remedy; Diff shows what a change
 // changes; Policy.Index resolves keys. NewKey makes a key and its hash.
+//
+// The replicated truth. State applies commands (ledgerpb) and is the same on every replica;
+// Facts and Keys are read by any goroutine; Capture and ReadState are its snapshots. Prepare,
+// PrepareRollback and PrepareKeys check what is to be proposed, and state the rules of it.
+//
+// The replication. Ledger keeps a State by raft on disk and proposes commands from any node.
 //
 // # Invariants
 //
-//   - A policy that parsed has been validated: no other can be indexed or applied.
+//   - A policy that parsed has been validated: no other can be indexed or prepared.
 //   - Money is an int64 of nano-dollars, read from decimal strings. No float touches it.
-//   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log.
-//   - An Index never changes. A new revision is a new Index; tenants of one plan and
-//     one share of it (ramp × standing) have the same limits, by pointer.
+//   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log, and of a
+//     hash the audit log and differences show 12 digits.
+//   - An Index never changes, but the keys that it resolves are the live ones. A new revision is a new Index; tenants of
+//     one plan and one share of it (ramp × standing) have the same limits, by pointer.
+//   - The parts of a limit that all ranks of a Share hold add up to the limit.
 //   - Input is bounded: maxPolicySize, maxMarks, maxNesting, maxFields, maxProblems of
 //     maxMessage, limiter.MaxCharges limits on one request. Anchors and aliases are refused.
 //     The YAML library sees no text before its shape was checked.
 //   - What parsed can be indexed, at any time: limits are checked at every step of every
 //     ramp and for every standing.
+//   - State.Apply is a function of the log: no clock, no randomness, no order of a map. Time is the
+//     proposer's, and never goes back. A command it does not know stops it.
+//   - A command id among the last maxDone answers as it did and changes nothing.
+//   - Facts never change; a key's record never changes, so that its pointer stands for the key as it is.
+//   - Everything the state holds is bounded (state.go), and those bounds are part of its version.
+//   - The hash of the state covers policy, keys, kill switches, rungs and tokens; not the cluster's id,
+//     the view, the audit log or the remembered ids. So a backup has the same hash in another cluster.
+//   - A damaged snapshot is refused whole, whatever bit of it was flipped.
 //
 // # Left out
 //
-// Budgets, caches and replication do not exist yet. A policy that names budgets or a
-// surface's exact or semantic cache is refused: a setting that is accepted and does
-// nothing would be a lie.
+// Budgets and caches do not exist yet. A policy that names budgets or a surface's exact or
+// semantic cache is refused: a setting that is accepted and does nothing would be a lie. Keys
+// are never deleted: a revoked one must stay known as such.
 //
 // # How it fails
 //
-// ParsePolicy returns Problems, all of them at once, and no policy. Nothing here does I/O.
+// ParsePolicy and Prepare return Problems, all of them at once, and no policy. Apply gives a result with a code
+// (Refusal) for what a known command cannot do, and an error, after which the replica must
+// stop, only for ErrUnknownCommand and ErrDiverged. ReadState says which record is damaged (SnapshotError).
 package ledger

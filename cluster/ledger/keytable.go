@@ -2,11 +2,13 @@ package ledger
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
 	"iter"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,9 +21,9 @@ const (
 	// MaxKeys bounds the keys of a cluster, revoked and expired ones with them.
 	MaxKeys = 2_000_000
 
-	shardBits  = 12
-	shardCount = 1 << shardBits // at the bound some 490 keys a shard
-	maxWalk    = 32             // steps from where a hash is expected, before a binary search
+	shardBits  = 14
+	shardCount = 1 << shardBits // at the bound some 120 keys a shard
+	window     = 16             // entries around where a hash is expected: two standard deviations at a million keys
 )
 
 // KeyRecord is what the cluster holds of a key. It never changes: a key that is revoked
@@ -62,7 +64,7 @@ func timeOrZero(unixNano int64) time.Time {
 // Keys is the table of all keys, in the order of their hashes. One goroutine writes, any
 // number reads; a read takes no lock and allocates nothing. A nil *Keys is empty.
 //
-// It is 4096 shards by the first bits of the hash, and as many by id. A shard never
+// It is 16384 shards by the first bits of the hash, and as many by id. A shard never
 // changes but for the moments of last use: a write swaps in a new one. So a capture is a copy of
 // the shards' pointers, and a write costs some kilobytes of copying.
 type Keys struct{ table atomic.Pointer[keyTable] }
@@ -80,9 +82,15 @@ type keyTable struct {
 
 // keyShard holds keys in the order of their hashes.
 type keyShard struct {
-	prefixes []uint32 // the bits of each hash after the shard's, so that a search stays in few cache lines
-	records  []*KeyRecord
-	used     *usage
+	entries []keyEntry
+	used    *usage
+}
+
+// keyEntry holds the bits of a hash after the shard's beside the record, so that a search stays in few
+// cache lines, and the record is the only one of its own.
+type keyEntry struct {
+	prefix uint64
+	record *KeyRecord
 }
 
 // usage is when each key of a shard was last used.
@@ -155,7 +163,7 @@ func (ks *Keys) Lookup(hash [32]byte) (*KeyRecord, bool) {
 	if s == nil {
 		return nil, false
 	}
-	return s.records[i], true
+	return s.entries[i].record, true
 }
 
 // ByID finds a key by its id.
@@ -207,8 +215,8 @@ func (ks *Keys) All() iter.Seq2[*KeyRecord, time.Time] {
 			if s == nil {
 				continue
 			}
-			for j, r := range s.records {
-				if !yield(r, secondsOrZero(s.used.seconds[j].Load())) {
+			for j := range s.entries {
+				if !yield(s.entries[j].record, secondsOrZero(s.used.seconds[j].Load())) {
 					return
 				}
 			}
@@ -216,10 +224,10 @@ func (ks *Keys) All() iter.Seq2[*KeyRecord, time.Time] {
 	}
 }
 
-// place says in which shard a hash belongs, and its prefix there.
-func placeOf(hash *[32]byte) (shard int, prefix uint32) {
+// placeOf says in which shard a hash belongs, and its prefix there.
+func placeOf(hash *[32]byte) (shard int, prefix uint64) {
 	v := binary.BigEndian.Uint64(hash[:8])
-	return int(v >> (64 - shardBits)), uint32(v >> (32 - shardBits))
+	return int(v >> (64 - shardBits)), v << shardBits
 }
 
 // idShard is FNV-1a (Fowler, Noll, Vo), its high bits.
@@ -239,14 +247,14 @@ func (t *keyTable) find(hash *[32]byte) (*keyShard, int) {
 		return nil, 0
 	}
 	i := s.lowerBound(prefix)
-	n := len(s.prefixes)
-	if i == n || s.prefixes[i] != prefix {
+	n := len(s.entries)
+	if i == n || s.entries[i].prefix != prefix {
 		return nil, 0
 	}
-	if i+1 < n && s.prefixes[i+1] == prefix { // one pair in four billion, or a table of made-up hashes
+	if i+1 < n && s.entries[i+1].prefix == prefix { // a table of made-up hashes
 		end := n
 		for i < end { // by hand: a closure would let hash escape
-			if mid := (i + end) / 2; bytes.Compare(s.records[mid].Hash[:], hash[:]) < 0 {
+			if mid := (i + end) / 2; bytes.Compare(s.entries[mid].record.Hash[:], hash[:]) < 0 {
 				i = mid + 1
 			} else {
 				end = mid
@@ -256,30 +264,43 @@ func (t *keyTable) find(hash *[32]byte) (*keyShard, int) {
 			return nil, 0
 		}
 	}
-	if subtle.ConstantTimeCompare(s.records[i].Hash[:], hash[:]) != 1 {
+	if !sameHash(&s.entries[i].record.Hash, hash) {
 		return nil, 0
 	}
 	return s, i
 }
 
+// sameHash takes a time that does not depend on where they differ. (crypto/subtle's
+// comparison does no more, a byte at a time.)
+func sameHash(a, b *[32]byte) bool {
+	var differ uint64
+	for i := 0; i < len(a); i += 8 {
+		differ |= binary.NativeEndian.Uint64(a[i:]) ^ binary.NativeEndian.Uint64(b[i:])
+	}
+	return subtle.ConstantTimeEq(int32(differ|differ>>32), 0) == 1
+}
+
 // lowerBound is the first place with at least that prefix. Hashes are spread evenly, so it
-// begins where the prefix should be (interpolation search: Peterson, 1957).
-func (s *keyShard) lowerBound(prefix uint32) int {
-	n := len(s.prefixes)
-	i := int(uint64(prefix) * uint64(n) >> 32)
-	steps := 0
-	for ; i > 0 && s.prefixes[i-1] >= prefix; i-- {
-		if steps++; steps > maxWalk {
-			i, _ = slices.BinarySearch(s.prefixes, prefix)
-			return i
-		}
+// looks around where the prefix should be (interpolation search: Peterson, 1957), at all of a few
+// cache lines at once and without a branch that depends on them, which would be guessed wrong.
+func (s *keyShard) lowerBound(prefix uint64) int {
+	n := len(s.entries)
+	expected, _ := bits.Mul64(prefix, uint64(n))
+	from := max(min(int(expected)-window/2, n-window), 0)
+	around := s.entries[from:min(from+window, n)]
+	less := uint64(0)
+	for i := range around {
+		_, borrow := bits.Sub64(around[i].prefix, prefix, 0)
+		less += borrow
 	}
-	for ; i < n && s.prefixes[i] < prefix; i++ {
-		if steps++; steps > maxWalk {
-			i, _ = slices.BinarySearch(s.prefixes, prefix)
-			return i
-		}
+	if less == 0 && from > 0 || int(less) == len(around) && from+len(around) < n {
+		return s.bisect(prefix)
 	}
+	return from + int(less)
+}
+
+func (s *keyShard) bisect(prefix uint64) int {
+	i, _ := slices.BinarySearchFunc(s.entries, prefix, func(e keyEntry, p uint64) int { return cmp.Compare(e.prefix, p) })
 	return i
 }
 
@@ -332,7 +353,7 @@ func (t *keyTable) admit(records []*KeyRecord) error {
 			return refuse(codeExists, "a key %q exists already; choose another id", r.ID)
 		}
 		if s, i := t.find(&r.Hash); s != nil {
-			return refuse(codeExists, "key %q is the same as key %q; make a new one", r.ID, s.records[i].ID)
+			return refuse(codeExists, "key %q is the same as key %q; make a new one", r.ID, s.entries[i].record.ID)
 		}
 		if ids[r.ID] {
 			return refuse(codeExists, "two of the keys are called %q; ids are unique", r.ID)
@@ -373,20 +394,20 @@ func (t *keyTable) merged(old *keyShard, order []int, records []*KeyRecord, used
 	if old == nil {
 		old = &keyShard{}
 	}
-	n := len(old.records) + len(order)
+	n := len(old.entries) + len(order)
 	s := &keyShard{
-		prefixes: make([]uint32, 0, n), records: make([]*KeyRecord, 0, n),
-		used: &usage{generation: t.generation, seconds: make([]atomic.Uint32, n)},
+		entries: make([]keyEntry, 0, n),
+		used:    &usage{generation: t.generation, seconds: make([]atomic.Uint32, n)},
 	}
 	add := func(r *KeyRecord, seconds uint32) {
 		_, prefix := placeOf(&r.Hash)
-		s.used.seconds[len(s.records)].Store(seconds)
-		s.prefixes, s.records = append(s.prefixes, prefix), append(s.records, r)
+		s.used.seconds[len(s.entries)].Store(seconds)
+		s.entries = append(s.entries, keyEntry{prefix, r})
 	}
 	i := 0
 	for _, j := range order {
-		for ; i < len(old.records) && bytes.Compare(old.records[i].Hash[:], records[j].Hash[:]) < 0; i++ {
-			add(old.records[i], old.used.seconds[i].Load())
+		for ; i < len(old.entries) && bytes.Compare(old.entries[i].record.Hash[:], records[j].Hash[:]) < 0; i++ {
+			add(old.entries[i].record, old.used.seconds[i].Load())
 		}
 		seconds := uint32(0)
 		if used != nil {
@@ -394,8 +415,8 @@ func (t *keyTable) merged(old *keyShard, order []int, records []*KeyRecord, used
 		}
 		add(records[j], seconds)
 	}
-	for ; i < len(old.records); i++ {
-		add(old.records[i], old.used.seconds[i].Load())
+	for ; i < len(old.entries); i++ {
+		add(old.entries[i].record, old.used.seconds[i].Load())
 	}
 	return s
 }
@@ -434,8 +455,8 @@ func (t *keyTable) insertIDs(records []*KeyRecord) {
 func (t *keyTable) replace(r *KeyRecord) {
 	shard, _ := placeOf(&r.Hash)
 	s, i := t.find(&r.Hash)
-	next := &keyShard{prefixes: s.prefixes, records: slices.Clone(s.records), used: s.used}
-	next.records[i] = r
+	next := &keyShard{entries: slices.Clone(s.entries), used: s.used}
+	next.entries[i].record = r
 	t.byHash[shard].Store(next)
 	ids := slices.Clone(*t.byID[idShard(r.ID)].Load())
 	i, _ = slices.BinarySearchFunc(ids, r.ID, compareID)
@@ -457,7 +478,7 @@ func (t *keyTable) touch(r *KeyRecord, unix int64) (before, after uint32) {
 		for j := range s.used.seconds {
 			next.seconds[j].Store(s.used.seconds[j].Load())
 		}
-		s = &keyShard{prefixes: s.prefixes, records: s.records, used: next}
+		s = &keyShard{entries: s.entries, used: next}
 		shard, _ := placeOf(&r.Hash)
 		t.byHash[shard].Store(s)
 	}
