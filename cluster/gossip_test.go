@@ -678,7 +678,11 @@ func TestGossipOverRealSockets(t *testing.T) {
 	}
 	a := start("a")
 	defer a.Close()
-	b := start("b", a.Members()[0].Address)
+	_, port, err := net.SplitHostPort(a.Members()[0].Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := start("b", "localhost:"+port) // a name, often with two addresses, one of which answers
 	defer b.Close()
 	if err := b.Join(t.Context()); err != nil {
 		t.Fatal(err)
@@ -717,6 +721,17 @@ func FuzzDecodeMeta(f *testing.F) {
 		}
 		if again, err := decodeMeta(out); err != nil || fmt.Sprint(again) != fmt.Sprint(m) {
 			t.Fatalf("%+v came back as %+v, %v", m, again, err)
+		}
+	})
+}
+
+func FuzzParseUserMessage(f *testing.F) {
+	f.Add(userMessage(messageDoubt, "a", 7))
+	f.Add([]byte{messageLeave})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		kind, h, ok := parseUserMessage(b)
+		if ok && !bytes.Equal(userMessage(kind, h.name, h.incarnation), b) {
+			t.Fatalf("%d %+v was read from %q", kind, h, b)
 		}
 	})
 }

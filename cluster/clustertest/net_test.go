@@ -51,7 +51,7 @@ func TestDial(t *testing.T) {
 		n.Cut("a", "b")
 		begin := time.Now()
 		_, err = a.DialTimeout(b.Address(1), time.Second)
-		if timeout := (net.Error)(nil); !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) != time.Second {
+		if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() || time.Since(begin) != time.Second {
 			t.Errorf("behind a cut: %v after %v", err, time.Since(begin))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
