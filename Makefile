@@ -6,8 +6,9 @@ UPSTREAM ?=
 
 .PHONY: run build test race fuzz sim system lint generate bench soak test-vllm
 
-run: build ## a node before a simulated vLLM, or before UPSTREAM=http://…
-	@$(BIN) demo $(if $(UPSTREAM),--upstream $(UPSTREAM))
+NODES ?= 3
+run: build ## NODES nodes before a simulated vLLM, or before UPSTREAM=http://…
+	@$(BIN) demo --nodes $(NODES) $(if $(UPSTREAM),--upstream $(UPSTREAM))
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $(BIN) ./cmd/headgate
@@ -17,7 +18,7 @@ test: ## everything that must hold; installs nothing
 	$(GO) test -timeout 10m ./...
 
 race: ## the rooms in which goroutines meet
-	$(GO) test -race -timeout 15m ./lease ./proxy/... ./bench/fakevllm ./cmd/node
+	$(GO) test -race -timeout 15m ./lease ./cluster/... ./proxy/... ./bench/fakevllm ./cmd/node
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME each
@@ -26,8 +27,9 @@ fuzz: ## every fuzz target for FUZZTIME each
 			echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg; \
 		done; done
 
-sim:
-	@echo "nothing to simulate yet: the lease protocol brings the simulator"
+SEEDS ?= 100000
+sim: ## the simulation of the view lease over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
+	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 
 system:
 	@echo "no cluster to cut and kill yet; the tests with real processes run in make test"

@@ -104,6 +104,7 @@ type Cluster struct {
 	raftTr *raft.NetworkTransport
 	views  chan *ledger.View // to step to
 	asked  chan struct{}     // a new view was stepped to: ask for its lease at once
+	ousted chan struct{}     // closed when another process has this one's name in the view
 	next   *Proposer
 
 	wg sync.WaitGroup // what Open started
@@ -123,7 +124,7 @@ func Open(ctx context.Context, cfg Config) (*Cluster, error) {
 	cfg.defaults()
 	c := &Cluster{
 		cfg: cfg, log: cfg.Logger, incarnation: NewIncarnation(), next: NewProposer(ViewConfig{}),
-		views: make(chan *ledger.View, viewsPending), asked: make(chan struct{}, 1),
+		views: make(chan *ledger.View, viewsPending), asked: make(chan struct{}, 1), ousted: make(chan struct{}),
 	}
 	var err error
 	if c.serverID, err = StoredServerID(cfg.DataDir, cfg.Name); err != nil {
@@ -211,6 +212,8 @@ func (c *Cluster) Run(ctx context.Context) error {
 		return nil
 	case err := <-c.gossip.Fatal():
 		return err
+	case <-c.ousted:
+		return fmt.Errorf("%w in the view: it was started while this one was stopped or cut off; one of them must have another --node-id", ErrNameTaken)
 	}
 }
 
@@ -421,6 +424,10 @@ func (c *Cluster) follow(ctx context.Context) {
 			}
 			last = v.Epoch
 			c.fence.Step(c.cfg.Seams.Now(), v)
+			if c.fence.Replaced() {
+				close(c.ousted)
+				return
+			}
 			select {
 			case c.asked <- struct{}{}:
 			default:
