@@ -84,7 +84,7 @@ func (c *Config) Validate() error {
 	case c.BootstrapExpect == 1 && len(c.Seeds) > 0:
 		return errors.New("join and bootstrap-expect 1 exclude each other: a node that founds a cluster alone has none to join; leave one out")
 	}
-	return errors.Join(CheckName("--node-id", c.Name), CheckName("--cluster-name", c.ClusterName))
+	return nil
 }
 
 // Cluster is a node's membership. Its methods may be called concurrently.
@@ -270,7 +270,7 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 		return errors.Join(err, lis.Close())
 	}
 	c.raftTr = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: stream, MaxPool: 3, Timeout: 5 * time.Second, Logger: ledger.RaftLogger(c.log), ServerAddressProvider: addresses{c},
+		Stream: stream, MaxPool: 3, Timeout: 5 * time.Second, Logger: ledger.RaftLogger(c.log), ServerAddressProvider: RaftAddresses(c.raftAddress),
 	})
 	lc := ledger.Config{
 		Dir: c.cfg.DataDir, ServerID: raft.ServerID(c.serverID), Address: raft.ServerAddress(raftOf(c.address)), Transport: c.raftTr,
@@ -281,17 +281,6 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	}
 	c.ledger, err = ledger.Open(lc)
 	return err
-}
-
-// addresses finds where a server is now: it may have come back elsewhere.
-type addresses struct{ c *Cluster }
-
-// ServerAddr see raft.ServerAddressProvider; an error lets raft use the address that it knows.
-func (a addresses) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
-	if at, ok := a.c.raftAddress(id); ok {
-		return at, nil
-	}
-	return "", fmt.Errorf("gossip does not know %s", id)
 }
 
 func (c *Cluster) openGossip(ctx context.Context) error {
@@ -432,10 +421,19 @@ func (c *Cluster) follow(ctx context.Context) {
 			case c.asked <- struct{}{}:
 			default:
 			}
+			c.gossip.Remember(addressesOf(v))
 			c.log.Info("view", "epoch", v.Epoch, "members", memberNames(v))
 			c.cfg.Stepped(v)
 		}
 	}
+}
+
+func addressesOf(v *ledger.View) []string {
+	out := make([]string, 0, len(v.Members))
+	for _, m := range v.Members {
+		out = append(out, m.Address)
+	}
+	return out
 }
 
 func memberNames(v *ledger.View) []string {
@@ -496,6 +494,9 @@ func (c *Cluster) ask(ctx context.Context, a *asking, voter int, retry bool) {
 	sent := c.cfg.Seams.Now()
 	resp, err := c.askOne(ctx, r, voter, retry)
 	now := c.cfg.Seams.Now()
+	if err != nil {
+		c.gossip.Suspect(c.LeaderName())
+	}
 	a.mu.Lock()
 	a.inFlight--
 	if err == nil && resp.GetReason() != "not_leader" {
@@ -742,7 +743,7 @@ func (c *Cluster) identify(ctx context.Context, address string) (Identity, error
 	if err != nil {
 		return Identity{}, err
 	}
-	r, err := client.Identify(ctx, &clusterpb.IdentifyRequest{})
+	r, err := client.Identify(ctx, &clusterpb.IdentifyRequest{}, grpc.WaitForReady(true)) // a connection that waits to be retried is no silence
 	return Identity{Name: r.GetName(), Incarnation: r.GetIncarnation(), ServerID: r.GetServerId()}, err
 }
 
@@ -794,18 +795,18 @@ func ledgerStatus(s PeerStatus) ledger.Status {
 }
 
 // raftAddress of a server, as gossip has it now.
-func (c *Cluster) raftAddress(id raft.ServerID) (raft.ServerAddress, bool) {
+func (c *Cluster) raftAddress(id string) (address string, ok bool) {
 	for _, s := range c.servers() {
-		if s.ID == id {
-			return s.Address, true
+		if string(s.ID) == id {
+			return string(s.Address), true
 		}
 	}
 	return "", false
 }
 
 func (c *Cluster) raftAddressOr(id raft.ServerID, fallback raft.ServerAddress) string {
-	if a, ok := c.raftAddress(id); ok {
-		return string(a)
+	if a, ok := c.raftAddress(string(id)); ok {
+		return a
 	}
 	return string(fallback)
 }
