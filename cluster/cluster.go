@@ -39,7 +39,8 @@ const (
 	promiseFor   = 10 * time.Second
 	askTimeout   = time.Second // of a node that is asked how it is
 	joinPatience = time.Second // for a seed to answer, before the start goes on without
-	viewsPending = 64          // views to step to; beyond these one is skipped, which costs a wait only
+	catchUpEvery = time.Second
+	viewsPending = 64 // views to step to; beyond these one is skipped, which costs a wait only
 )
 
 // TakeoverWait is how long after a view change nobody can still act on the view before: what
@@ -110,7 +111,6 @@ type Cluster struct {
 	wg sync.WaitGroup // what Open started
 
 	mu         sync.Mutex
-	leads      bool
 	promised   string // to whom this node, which has no ledger, has lent itself
 	promisedAt int64
 }
@@ -400,31 +400,37 @@ func (c *Cluster) changed(f *ledger.Facts) {
 	c.cfg.Changed(f)
 }
 
-// follow steps through the views one by one.
+// follow steps through the views one by one. Should the last of many have found no room, it is
+// caught up with here, too.
 func (c *Cluster) follow(ctx context.Context) {
-	var last uint64
+	t := time.NewTicker(catchUpEvery)
+	defer t.Stop()
 	for {
+		var v *ledger.View
 		select {
 		case <-ctx.Done():
 			return
-		case v := <-c.views:
-			if v.Epoch == last {
-				continue
+		case v = <-c.views:
+		case <-t.C:
+			if len(c.views) == 0 {
+				v = c.ledger.Facts().View
 			}
-			last = v.Epoch
-			c.fence.Step(c.cfg.Seams.Now(), v)
-			if c.fence.Replaced() {
-				close(c.ousted)
-				return
-			}
-			select {
-			case c.asked <- struct{}{}:
-			default:
-			}
-			c.gossip.Remember(addressesOf(v))
-			c.log.Info("view", "epoch", v.Epoch, "members", memberNames(v))
-			c.cfg.Stepped(v)
 		}
+		if v == nil || v.Epoch <= c.fence.Epoch() {
+			continue
+		}
+		c.fence.Step(c.cfg.Seams.Now(), v)
+		if c.fence.Replaced() {
+			close(c.ousted)
+			return
+		}
+		select {
+		case c.asked <- struct{}{}:
+		default:
+		}
+		c.gossip.Remember(addressesOf(v))
+		c.log.Info("view", "epoch", v.Epoch, "members", memberNames(v))
+		c.cfg.Stepped(v)
 	}
 }
 
@@ -470,6 +476,10 @@ func (c *Cluster) keepView(ctx context.Context) {
 		case <-c.asked:
 			now = true
 		}
+		epoch, ok := c.fence.Want()
+		if !ok { // another process has this name: Run ends
+			return
+		}
 		a.mu.Lock()
 		due := now || !a.answered || c.cfg.Seams.Now()-a.sent >= int64(KeepEvery-KeepRetry/2)
 		if due = due && a.inFlight < maxAsking; due {
@@ -479,17 +489,16 @@ func (c *Cluster) keepView(ctx context.Context) {
 			}
 			voter, retry := a.voter, !a.answered
 			a.sent, a.answered = c.cfg.Seams.Now(), false
-			wg.Go(func() { c.ask(ctx, &a, voter, retry) })
+			wg.Go(func() { c.ask(ctx, &a, epoch, voter, retry) })
 		}
 		a.mu.Unlock()
 	}
 }
 
 // ask sends one request for a view lease; the lease runs from before it was sent.
-func (c *Cluster) ask(ctx context.Context, a *asking, voter int, retry bool) {
+func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, retry bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	epoch, _ := c.fence.Want()
 	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch}
 	sent := c.cfg.Seams.Now()
 	resp, err := c.askOne(ctx, r, voter, retry)

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -165,7 +166,7 @@ func (s *notes) add(by admin.Actor, action, detail string, now time.Time) error 
 	if _, err := rand.Read(e.ID); err != nil {
 		return err
 	}
-	waiting := append(s.waiting[:len(s.waiting):len(s.waiting)], e)
+	waiting := append(slices.Clip(s.waiting), e)
 	if err := s.write(waiting); err != nil {
 		return fmt.Errorf("note the action: %w", err)
 	}

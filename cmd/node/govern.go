@@ -95,8 +95,7 @@ func unexpected(expected uint64, f *ledger.Facts) error {
 
 // refusal gives an error of the ledger's checks its code.
 func refusal(err error) error {
-	var r *ledger.Refusal
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*ledger.Refusal](err); ok {
 		return &admin.Error{Code: admin.Code(r.Code), Err: err}
 	}
 	return &admin.Error{Code: admin.Invalid, Err: err}
