@@ -158,6 +158,98 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+func TestFullDiskOfALeader(t *testing.T) {
+	disks := map[raft.ServerID]*fullDisk{}
+	c := newTestCluster(t, func(config *Config) {
+		disks[config.ServerID] = &fullDisk{FS: walfs.New()}
+		config.files, config.Servers = disks[config.ServerID], nil
+	})
+	var servers []raft.Server
+	for i := 1; i <= 3; i++ {
+		c.addWith(testID(i), testAddr(i), Config{Dir: t.TempDir()})
+		servers = append(servers, raft.Server{ID: testID(i), Address: testAddr(i)})
+	}
+	if err := c.nodes[testID(1)].ledger.Bootstrap(servers); err != nil {
+		t.Fatal(err)
+	}
+	c.propose(c.leader(), set("x", "before"))
+	c.settled()
+	full := c.leader()
+	disks[full.id].full.Store(true)
+	c.propose(full, set("x", "by another")) // it steps down, and forwards
+	if next := c.leader(); next == full {
+		t.Error("a node that cannot write leads")
+	}
+	for i := range 5 {
+		c.propose(c.leader(), set("x", fmt.Sprint(i)))
+	}
+	disks[full.id].full.Store(false)
+	c.settled() // it catches up
+	if got := get(full.ledger.Facts(), "x"); got != "4" {
+		t.Errorf("x is %q, want 4", got)
+	}
+}
+
+func TestUnreadableEntryStopsTheReaderOnly(t *testing.T) {
+	dir := t.TempDir()
+	fatal := make(chan error, 1)
+	s, err := openStore(dir, nil, quiet(), func(err error) { fatal <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.close() })
+	if err := s.StoreLogs(entries(1, 3, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	s.armed.Store(true)
+	path := newestSegment(t, dir)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flip(t, path, int64(bytes.Index(data, bytes.Repeat([]byte{2}, 100))), []byte{9})
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		var entry raft.Log
+		t.Errorf("read on after damage: %v", s.GetLog(2, &entry))
+	}()
+	<-ended
+	wantDamage(t, <-fatal, dir)
+	var entry raft.Log
+	if err := s.GetLog(3, &entry); err != nil {
+		t.Errorf("an entry that is whole: %v", err)
+	}
+}
+
+func TestTermThatCannotBeWrittenIsAwaited(t *testing.T) {
+	s := openTestStore(t, t.TempDir(), nil)
+	if err := s.SetUint64([]byte("CurrentTerm"), 7); err != nil {
+		t.Fatal(err)
+	}
+	s.armed.Store(true)
+	if err := s.log.WAL.Close(); err != nil { // from here on every write fails
+		t.Fatal(err)
+	}
+	ended := make(chan bool)
+	go func() {
+		defer close(ended)
+		t.Errorf("a term was not written, and raft told so: %v", s.SetUint64([]byte("CurrentTerm"), 8))
+	}()
+	for s.err() == nil {
+		select {
+		case <-ended:
+			t.Fatal("it gave up")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	s.abort()
+	<-ended
+	if err := s.Set([]byte("LastVoteCand"), []byte("x")); err == nil {
+		t.Error("a vote that was not written passed for written")
+	}
+}
+
 // openTestStore opens a store in dir and closes it with the test.
 func openTestStore(t *testing.T, dir string, files types.VFS) *store {
 	t.Helper()

@@ -36,6 +36,8 @@ const (
 	seenWithin = time.Second
 	// maxBatch is how many commands one write of the log holds at most.
 	maxBatch = 512
+	// checkTries is how often a comparison is tried that a change came between.
+	checkTries = 5
 	// transferWithin bounds the handing over of leadership before a close.
 	transferWithin = 2 * time.Second
 )
@@ -99,7 +101,8 @@ type Config struct {
 	// Stats asks another server how far its log reaches. Needed with Servers.
 	Stats func(context.Context, Server) (lastIndex, lastTerm uint64, lastContact time.Duration, err error)
 	// Changed is told of facts that changed, in the goroutine that applies entries: it must
-	// neither block nor call back. nil: nobody is told.
+	// neither block nor call back. It is called before Open returns where a snapshot is
+	// restored. nil: nobody is told.
 	Changed    func(*Facts)
 	Logger     *slog.Logger          // nil: slog.Default
 	Registerer prometheus.Registerer // nil: no metrics
@@ -695,17 +698,25 @@ func (l *Ledger) compare(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if l.Barrier(ctx) != nil {
-			continue
-		}
-		facts := l.Facts()
-		check := &ledgerpb.Command{Version: 1, Actor: "node " + string(l.config.ServerID), Body: &ledgerpb.Command_Check{
-			Check: &ledgerpb.Check{Index: facts.Changed, Hash: facts.Hash[:]},
-		}}
-		if a := l.applyHere(ctx, check); a.err != nil && ctx.Err() == nil {
-			l.logger.Warn("comparing the replicas of the ledger failed", "error", a.err)
+		for range checkTries {
+			if l.Barrier(ctx) != nil || l.check(ctx) {
+				break
+			}
 		}
 	}
+}
+
+// check proposes one comparison and tells whether no change came between, so that the
+// replicas had something to compare.
+func (l *Ledger) check(ctx context.Context) bool {
+	facts := l.Facts()
+	a := l.applyHere(ctx, &ledgerpb.Command{Version: 1, Actor: "node " + string(l.config.ServerID), Body: &ledgerpb.Command_Check{
+		Check: &ledgerpb.Check{Index: facts.Changed, Hash: facts.Hash[:]},
+	}})
+	if a.err != nil && ctx.Err() == nil {
+		l.logger.Warn("comparing the replicas of the ledger failed", "error", a.err)
+	}
+	return a.result == nil || l.Facts().Changed == facts.Changed
 }
 
 // Close hands over the lead, within ctx and transferWithin, and stops. The transport is the
