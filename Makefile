@@ -31,8 +31,9 @@ SEEDS ?= 100000
 sim: ## the simulation of the view lease over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 
-system:
-	@echo "no cluster to cut and kill yet; the tests with real processes run in make test"
+SYSTEM ?= KillAny|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|Damaged|ManyKeys|AirGapped
+system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
+	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 10m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 
 generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
