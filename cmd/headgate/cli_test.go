@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"headgate/cluster/pki"
 	"headgate/proxy"
 	"headgate/proxy/admin"
 )
@@ -123,7 +124,7 @@ func startNode(t *testing.T, env []string, args ...string) *nodeProcess {
 	n.cmd.Dir = t.TempDir()
 	n.cmd.Env = cleanEnv(append([]string{
 		"HEADGATE_DEV=true", "HEADGATE_DEV_KEY=" + cliKey, "HEADGATE_ADMIN_TOKEN=" + cliToken,
-		"HEADGATE_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_LISTEN=127.0.0.1:0", "HEADGATE_DATA_DIR=data",
+		"HEADGATE_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_LISTEN=127.0.0.1:0", "HEADGATE_CLUSTER_LISTEN=127.0.0.1:0", "HEADGATE_DATA_DIR=data",
 	}, env...)...)
 	n.cmd.Stdout, n.cmd.Stderr = &n.log, &n.log
 	if err := n.cmd.Start(); err != nil {
@@ -150,7 +151,30 @@ func startNode(t *testing.T, env []string, args ...string) *nodeProcess {
 		}
 		return false
 	})
+	n.await("its policy", func() bool { // from then on what stands in the way is a backend at most
+		code, text := readiness(t, n.admin)
+		return code == http.StatusOK || strings.Contains(text, "backend")
+	})
 	return n
+}
+
+// readiness is what /readyz answers.
+func readiness(t *testing.T, admin string) (code int, text string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin+"/readyz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil {
+		return 0, ""
+	}
+	return res.StatusCode, string(raw)
 }
 
 // await waits for a condition while the node lives.
@@ -326,7 +350,8 @@ func TestExitCodes(t *testing.T) {
 		"no token":           {nil, []string{"status"}, 2, "HEADGATE_ADMIN_TOKEN is not set"},
 		"no node":            {token, []string{"status", "--admin", "http://127.0.0.1:1"}, 1, "is --admin right?"},
 		"serve, no token":    {nil, []string{"serve", "--policy", policy}, 2, "HEADGATE_ADMIN_TOKEN is not set"},
-		"serve, no policy":   {token, []string{"serve"}, 2, "name a file with --policy"},
+		"beyond the machine": {token, []string{"serve", "--cluster-listen", "0.0.0.0:0"}, 2, "cluster_tls"},
+		"no such folder":     {token, []string{"serve", "--cluster-tls", "none"}, 2, "none"},
 		"policy's file":      {token, []string{"serve", "--policy", "none.yaml"}, 2, "none.yaml"},
 		"policy's mistake":   {token, []string{"serve", "--policy", bad}, 2, `line 6: plans[p].limits[org-tokens].scope: "orga" is not one of key, user, org, model, global; did you mean "org"?`},
 		"upstream, no dev":   {token, []string{"serve", "--upstream", "http://127.0.0.1:1"}, 2, "goes with dev only"},
@@ -376,7 +401,7 @@ func TestConfigurationLayers(t *testing.T) {
 		t.Run(c.want, func(t *testing.T) {
 			t.Parallel()
 			n := startNode(t, append([]string{"HEADGATE_CONFIG=" + config}, c.env...), c.args...)
-			if s := decoded[admin.Status](n, "status"); s.Node != c.want || s.PolicySource != policy {
+			if s := decoded[admin.Status](n, "status"); s.Node != c.want || s.PolicySource != "applied by node "+c.want {
 				t.Errorf("node %q with the policy of %s", s.Node, s.PolicySource)
 			}
 			n.spend()
@@ -466,7 +491,7 @@ func TestKillLosesLevelsOnly(t *testing.T) {
 	<-n.exited
 
 	again := startNode(t, nil, "--data-dir", data)
-	if s := decoded[admin.Status](again, "status"); s.PolicySource != filepath.Join(data, "policy.yaml") || s.Buckets != 0 {
+	if s := decoded[admin.Status](again, "status"); s.PolicyRevision != 2 || s.Buckets != 0 {
 		t.Errorf("policy of %s, %d buckets", s.PolicySource, s.Buckets)
 	}
 	spent := again.spend()
@@ -553,29 +578,34 @@ func status(t *testing.T, url string) int {
 	return res.StatusCode
 }
 
-// TestKeys: what keys create prints works once it stands in the policy, and no longer
-// once it is revoked there.
+// TestKeys: a key works once it was made, and no longer once it was revoked, whatever the
+// policy file says; so does one whose lines were made offline and applied.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	fake := startFake(t)
 	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", cliPolicy(fake, 1000, "")))
-	made := n.ok("keys", "create", "--offline", "--tenant", "dev", "--id", "dev-2")
-	line, entry, ok := strings.Cut(strings.TrimPrefix(made, "key (shown once): "), "\n")
-	if !ok || !strings.HasPrefix(line, "hg_live_") {
-		t.Fatalf("keys create printed %s", made)
+	made := decoded[admin.CreatedKey](n, "keys", "create", "--tenant", "dev", "--id", "dev-1", "--models", "m")
+	if status, code, _ := n.chat(made.Key); status != http.StatusOK || !strings.HasPrefix(made.Key, "hg_live_") || made.ID != "dev-1" {
+		t.Errorf("%d %s with %s", status, code, made.ID)
 	}
-	if status, code, _ := n.chat(line); status != http.StatusUnauthorized || code != "invalid_api_key" {
+
+	offline := n.ok("keys", "create", "--offline", "--tenant", "dev", "--id", "dev-2")
+	secret, entry, ok := strings.Cut(strings.TrimPrefix(offline, "key (shown once): "), "\n")
+	if !ok || !strings.HasPrefix(secret, "hg_live_") {
+		t.Fatalf("keys create printed %s", offline)
+	}
+	if status, code, _ := n.chat(secret); status != http.StatusUnauthorized || code != "invalid_api_key" {
 		t.Errorf("before it is applied: %d %s", status, code)
 	}
 	if r := n.apply(cliPolicy(fake, 1000, entry)); r.code != 0 {
 		t.Fatal(r.stderr)
 	}
-	if status, code, _ := n.chat(line); status != http.StatusOK {
+	if status, code, _ := n.chat(secret); status != http.StatusOK {
 		t.Errorf("%d %s", status, code)
 	}
 	human := n.ok("keys", "list")
 	contains(t, human, "ID ", "TENANT", "LAST USED", "dev-2", "active")
-	if strings.Contains(human, line) {
+	if strings.Contains(human, secret) {
 		t.Error("the list shows a secret")
 	}
 	keys := decoded[[]admin.Key](n, "keys", "list")
@@ -584,14 +614,24 @@ func TestKeys(t *testing.T) {
 		t.Errorf("%+v", keys)
 	}
 
-	revoked := strings.Replace(entry, "}", ", revoked: true}", 1)
-	contains(t, n.apply(cliPolicy(fake, 1000, revoked)).stdout, "+ keys[dev-2].revoked: true")
-	if status, code, _ := n.chat(line); status != http.StatusUnauthorized || code != "key_revoked" {
-		t.Errorf("after it was revoked: %d %s", status, code)
+	rotated := decoded[admin.CreatedKey](n, "keys", "rotate", "dev-1", "--overlap", "0s")
+	if status, code, _ := n.chat(rotated.Key); status != http.StatusOK || rotated.Replaces != "dev-1" {
+		t.Errorf("rotated: %d %s", status, code)
+	}
+	if status, _, _ := n.chat(made.Key); status != http.StatusUnauthorized {
+		t.Errorf("the replaced key gets %d", status)
+	}
+
+	n.ok("keys", "revoke", "dev-2")
+	for _, what := range []string{"after it was revoked", "after its file was applied again"} {
+		if status, code, _ := n.chat(secret); status != http.StatusUnauthorized || code != "key_revoked" {
+			t.Errorf("%s: %d %s", what, status, code)
+		}
+		contains(t, n.apply(cliPolicy(fake, 1000, entry)).stdout, "warning: ")
 	}
 	contains(t, n.ok("keys", "list"), "revoked")
 
-	var k struct{ Key, ID, Tenant, Hash string }
+	var k admin.CreatedKey
 	out := runCLI(t, nil, "keys", "create", "--offline", "--tenant", "dev", "--test", "--json")
 	if err := json.Unmarshal([]byte(out.stdout), &k); err != nil || !strings.HasPrefix(k.Key, "hg_test_") || !strings.HasPrefix(k.ID, "dev-") || !strings.HasPrefix(k.Hash, "sha256:") {
 		t.Errorf("%v in %s", err, out.stdout)
@@ -601,7 +641,7 @@ func TestKeys(t *testing.T) {
 // TestDemo is what make run shows: one answer through a node, and how to get another.
 func TestDemo(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), headgate(t), "demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+	cmd := exec.CommandContext(t.Context(), headgate(t), "demo", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--cluster-listen", "127.0.0.1:0")
 	cmd.Dir, cmd.Env = t.TempDir(), cleanEnv()
 	var out output
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -609,7 +649,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the answer", func() bool { return strings.Contains(out.String(), "Ctrl-C stops all.") })
-	contains(t, out.String(), "simulated vLLM: http://", "gateway:        http://", "API key (shown once): hg_test_", "curl -N http://", "Tokens left this minute: ")
+	contains(t, out.String(), "simulated vLLM: http://", "gateway http://", "API key:        hg_test_", "curl -N http://", "Tokens left this minute at this node: ")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
@@ -689,5 +729,54 @@ func TestDoctor(t *testing.T) {
 	var found []struct{ Verdict, What, Detail string }
 	if err := json.Unmarshal([]byte(r.stdout), &found); err != nil || len(found) < 6 {
 		t.Errorf("%v in %s", err, r.stdout)
+	}
+}
+
+// TestInit: the folder of a new cluster, a node more, renewal and rotation, in their order.
+func TestInit(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "pki")
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"", 2, "name the nodes"},
+		{"--node a/b", 2, "only letters"},
+		{"--cluster west --node gw-1=127.0.0.1,gw-1.example --node gw-2", 0, "cluster west and 2 certificates"},
+		{"--node gw-1", 2, "there already"},
+		{"add-node gw-3=10.0.0.3", 0, dir + "/gw-3/"},
+		{"add-node gw-3", 2, "there already"},
+		{"renew-node gw-2", 0, dir + "/gw-2/node.pem"},
+		{"renew-node gw-9", 2, "gw-9"},
+		{"rotate-ca use", 2, "begin with phase add"},
+		{"rotate-ca twist", 2, "add"},
+		{"rotate-ca add", 0, "gw-1/ca.pem"},
+		{"rotate-ca use", 0, "gw-3/node.pem"},
+		{"rotate-ca drop", 0, "no longer trusted"},
+		{"rotate-gossip-key add", 0, "gw-2/gossip.keys"},
+		{"rotate-gossip-key use", 0, "gossip.keys"},
+		{"rotate-gossip-key drop", 0, "no longer read"},
+	} {
+		r := runCLI(t, nil, append(append([]string{"init"}, strings.Fields(c.args)...), "--out", dir)...)
+		said := r.stdout
+		if c.code != 0 {
+			said = r.stderr
+		}
+		if r.code != c.code || !strings.Contains(said, c.says) {
+			t.Errorf("init %s: %+v", c.args, r)
+		}
+	}
+	b, err := pki.Load(filepath.Join(dir, "gw-1"))
+	if err != nil || b.ClusterName() != "west" || b.NodeName() != "gw-1" || len(b.GossipKeys()) != 1 || b.AdminToken() == "" {
+		t.Errorf("%v %+v", err, b)
+	}
+	var step struct {
+		Done string
+		Copy []string
+	}
+	r := runCLI(t, nil, "init", "add-node", "gw-4", "--out", dir, "--json")
+	if err := json.Unmarshal([]byte(r.stdout), &step); err != nil || len(step.Copy) != 1 || step.Done == "" {
+		t.Errorf("%v in %+v", err, r)
 	}
 }

@@ -155,7 +155,7 @@ func refused(resp *http.Response) error {
 	err := errors.New(e.Error.Message)
 	switch {
 	case e.Error.Code == admin.NoQuorum:
-		return fmt.Errorf("%w (headgate members shows who is there; headgate docs recover says what to do)", err)
+		return fmt.Errorf("%w; headgate docs recover says what to do", err)
 	case resp.StatusCode == http.StatusBadRequest: // such as a policy that cannot be applied
 		return usageError{err}
 	}

@@ -133,7 +133,7 @@ func runSession(t *testing.T, page string, blocks []*fence) {
 	}
 	ports := portMap{t: t, free: map[string]string{}}
 	var script strings.Builder
-	script.WriteString("set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n")
+	script.WriteString("set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || :; wait' EXIT\n")
 	for i, b := range blocks {
 		fmt.Fprintf(&script, "%s\nprintf '\\036%d\\n'\n", ports.replace(b.text), i)
 	}
@@ -145,7 +145,7 @@ func runSession(t *testing.T, page string, blocks []*fence) {
 	cmd.Env = cleanEnv(
 		"PATH="+filepath.Dir(headgate(t))+":"+os.Getenv("PATH"),
 		"HEADGATE_LISTEN="+ports.replace("127.0.0.1:8080"), "HEADGATE_ADMIN_LISTEN="+ports.replace("127.0.0.1:8081"),
-		"HEADGATE_ADMIN="+ports.replace("http://127.0.0.1:8081"),
+		"HEADGATE_CLUSTER_LISTEN="+ports.replace("127.0.0.1:7946"), "HEADGATE_ADMIN="+ports.replace("http://127.0.0.1:8081"),
 	)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -178,12 +178,18 @@ type portMap struct {
 	free map[string]string
 }
 
-var documentedPort = regexp.MustCompile(`127\.0\.0\.1:8\d\d\d\b`)
+// documentedPort is one of the front door's, of the admin API's or of a model server's, or
+// with 7 the first of three that a cluster uses.
+var documentedPort = regexp.MustCompile(`127\.0\.0\.1:[78]\d\d\d\b`)
 
 func (m portMap) replace(s string) string {
 	return documentedPort.ReplaceAllStringFunc(s, func(addr string) string {
 		if m.free[addr] == "" {
-			m.free[addr] = freePorts(m.t, 1)
+			n := 1
+			if strings.HasPrefix(addr, "127.0.0.1:7") {
+				n = 3
+			}
+			m.free[addr] = freePorts(m.t, n)
 		}
 		return m.free[addr]
 	})

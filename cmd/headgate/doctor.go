@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"headgate/cluster/ledger"
+	"headgate/cluster/pki"
 	"headgate/cmd/node"
 )
 
@@ -95,6 +95,9 @@ func (e *examination) print(w io.Writer, asJSON bool) error {
 
 // examine runs every check; none stops those after it.
 func (e *examination) examine(ctx context.Context, cfg node.Config) {
+	if bundle := e.clusterTLS(cfg); bundle != nil && cfg.AdminToken == "" {
+		cfg.AdminToken = bundle.AdminToken()
+	}
 	if err := cfg.Validate(); err != nil {
 		e.fail("configuration", "%v", err)
 	} else {
@@ -106,6 +109,8 @@ func (e *examination) examine(ctx context.Context, cfg node.Config) {
 	e.clusterPorts(ctx, cfg.ClusterListen)
 	e.folder(cfg.DataDir)
 	e.keyPair("tls", cfg.TLSCert, cfg.TLSKey)
+	e.keyPair("admin_tls", cfg.AdminTLSCert, cfg.AdminTLSKey)
+	e.seeds(ctx, cfg.Join)
 	e.clock(time.Now())
 	e.files(cfg.MaxConns)
 }
@@ -113,7 +118,7 @@ func (e *examination) examine(ctx context.Context, cfg node.Config) {
 // policy checks the policy file; without one the ledger brings the policy.
 func (e *examination) policy(cfg node.Config) {
 	if cfg.Policy == "" {
-		e.ok("policy", "no file: the node uses what was applied last")
+		e.ok("policy", "no file: the node uses what the cluster has")
 		return
 	}
 	text, err := os.ReadFile(cfg.Policy)
@@ -314,10 +319,26 @@ func (e *examination) seeds(ctx context.Context, addrs []string) {
 	}
 }
 
-// clusterTLS checks the folder that headgate init made for a node.
-func (e *examination) clusterTLS(dir string) {
-	if dir == "" {
-		return
+// clusterTLS checks the folder that headgate init made for the node; nil if there is none
+// that can be used.
+func (e *examination) clusterTLS(cfg node.Config) *pki.Bundle {
+	if cfg.ClusterTLS == "" {
+		return nil
 	}
-	e.keyPair("cluster_tls", filepath.Join(dir, "node.pem"), filepath.Join(dir, "node.key"))
+	b, err := pki.Load(cfg.ClusterTLS)
+	if err != nil {
+		e.fail("cluster_tls", "%v", err)
+		return nil
+	}
+	switch {
+	case cfg.ClusterName != b.ClusterName() && cfg.ClusterName != node.Defaults().ClusterName:
+		e.fail("cluster_tls", "%s is for cluster %s, not %s", cfg.ClusterTLS, b.ClusterName(), cfg.ClusterName)
+	case cfg.NodeID != "" && b.NodeName() != cfg.NodeID:
+		e.fail("cluster_tls", "%s is for node %s, not %s", cfg.ClusterTLS, b.NodeName(), cfg.NodeID)
+	case time.Until(b.NotAfter()) < soon:
+		e.warn("cluster_tls", "%s ends on %s: headgate init renew-node %s", cfg.ClusterTLS, moment(b.NotAfter()), b.NodeName())
+	default:
+		e.ok("cluster_tls", "%s is node %s of cluster %s, valid until %s", cfg.ClusterTLS, b.NodeName(), b.ClusterName(), moment(b.NotAfter()))
+	}
+	return b
 }

@@ -30,7 +30,7 @@ func statusCommand() *cobra.Command {
 			if s.Degraded != "" {
 				fmt.Fprintf(w, "degraded\t%s\n", s.Degraded)
 			}
-			fmt.Fprintf(w, "policy\trevision %d from %s: %d tenants, %d keys, models %s\n", s.PolicyRevision, s.PolicySource, s.Tenants, s.Keys, strings.Join(s.Models, ", "))
+			fmt.Fprintf(w, "policy\trevision %d, %s: %d tenants, %d keys, models %s\n", s.PolicyRevision, s.PolicySource, s.Tenants, s.Keys, strings.Join(s.Models, ", "))
 			fmt.Fprintf(w, "buckets\t%d\n\nBACKEND\tSTATE\tIN FLIGHT\tSLOTS\tURL\tLAST ERROR\n", s.Buckets)
 			for _, b := range s.Backends {
 				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", b.Endpoint, b.State, b.InFlight, b.Slots, b.URL, b.LastError)

@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string) int {
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags()) },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(),
+	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(), initCommand(),
 		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
 		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), auditCommand(), contentCommand(),
 		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())

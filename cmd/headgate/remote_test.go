@@ -93,7 +93,7 @@ func (f *fakeCluster) config() admin.Config {
 		Ladder: always([]admin.Rung{{Rung: "clamp", On: true, Expires: fakeTime, Reason: "load", Actor: "ops", At: fakeTime}, {Rung: "fallback"}}),
 		Members: always([]admin.Member{
 			{Name: "gw-1", Gossip: "alive", Raft: "leader", InView: true, Partitions: 2047, AppliedIndex: 99, StateHash: "0123456789abcdef0123", ViewLease: true, Version: "v1", Address: "10.0.0.1:7946", Self: true},
-			{Name: "gw-2", Gossip: "dead", Raft: "voter", Error: "no answer"},
+			{Name: "gw-2", Gossip: "failed", Raft: "voter", Error: "no answer"},
 		}),
 		Tokens: always([]admin.Token{{Name: "ops", Role: admin.RoleOperate, Created: fakeTime}}),
 		Audit: func(_ context.Context, q admin.AuditFilter) ([]admin.AuditEntry, error) {
@@ -159,7 +159,7 @@ func TestCommandsAsk(t *testing.T) {
 		says []string
 	}{
 		{"status", nil, []string{"gw-1 (v1), ready", "west (001122334455), leader gw-2", "epoch 3: gw-1, gw-2; lease held, 812 ms left", "degraded  no owner in reach"}},
-		{"members", nil, []string{"NODE", "leader", "2047", "0123456789ab ", "this one", "dead", "no answer"}},
+		{"members", nil, []string{"NODE", "leader", "2047", "0123456789ab ", "this one", "failed", "no answer"}},
 		{"members remove gw-2", "gw-2", []string{"gw-2 is out"}},
 		{"apply -f " + policy, admin.PolicyChange{Text: []byte("version: 1\n")}, []string{"+ x\nwarning: plan p has no tenant\n1 changes applied as revision 5"}},
 		{"apply -f " + policy + " --dry-run --expected 4", admin.PolicyChange{Text: []byte("version: 1\n"), DryRun: true, Expected: &four}, []string{"nothing was applied"}},
@@ -250,7 +250,7 @@ func TestWrongUse(t *testing.T) {
 		{"tokens create ops --role boss", 2, "read, operate, admin"},
 		{"keys rotate k --overlap soon", 2, "--overlap"},
 		{"keys create --tenant acme --expires soon", 2, "--expires"},
-		{"keys create --tenant later", 1, "2 of 3 voters are out of reach (headgate members"},
+		{"keys create --tenant later", 1, "2 of 3 voters are out of reach; headgate docs recover"},
 		{"keys revoke", 2, "takes 1 arguments"},
 		{"ledger backup", 2, "name the file"},
 		{"ledger restore none", 2, "none"},

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -711,29 +712,39 @@ func awaitReady(t *testing.T, url string, exited <-chan struct{}) {
 }
 
 // freePorts finds n free neighbouring ports on loopback and returns the first's address.
+// Below the range that the system hands out, each block has a port before it that is held
+// until the test ends: whoever else asks here, in this process or another, takes another block.
 func freePorts(t *testing.T, n int) string {
 	t.Helper()
+	const lowest, block, blocks = 10_000, 4, 5_000
+	if n >= block {
+		t.Fatalf("%d ports do not fit into a block of %d", n, block)
+	}
 	for range 100 {
-		first, err := net.Listen("tcp", "127.0.0.1:0")
+		base := lowest + block*rand.IntN(blocks)
+		guard, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base))
 		if err != nil {
-			t.Fatal(err)
+			continue
 		}
-		addr := first.Addr().(*net.TCPAddr)
-		held := []net.Listener{first}
-		for i := 1; i < n; i++ {
-			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", addr.Port+i))
-			if err != nil {
-				break
-			}
-			held = append(held, l)
+		if !free(base+1, n) {
+			_ = guard.Close()
+			continue
 		}
-		for _, l := range held {
-			_ = l.Close()
-		}
-		if len(held) == n {
-			return addr.String()
-		}
+		t.Cleanup(func() { _ = guard.Close() })
+		return fmt.Sprintf("127.0.0.1:%d", base+1)
 	}
 	t.Fatalf("no %d neighbouring free ports", n)
 	return ""
+}
+
+// free says whether nothing listens at any of n ports.
+func free(first, n int) bool {
+	for port := first; port < first+n; port++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			return false
+		}
+		_ = l.Close()
+	}
+	return true
 }
