@@ -95,34 +95,6 @@ type Config struct {
 
 	ExportContent func(io.Writer, ContentFilter) error
 	EraseContent  func(ContentFilter) (int, error)
-
-	// What one node alone has in place of PolicyText, ApplyPolicy and ListKeys; used where
-	// those are nil.
-	Policy func() []byte
-	Apply  func(text []byte, dry bool) (Applied, error)
-	Keys   func() []Key
-}
-
-// alone puts what one node alone has in the place of what a cluster has.
-func (c Config) alone() Config {
-	if c.PolicyText == nil && c.Policy != nil {
-		c.PolicyText = func(_ context.Context, revision uint64) (PolicyText, error) {
-			if revision != 0 {
-				return PolicyText{}, Errorf(NotFound, "a node alone keeps only the policy in force")
-			}
-			return PolicyText{Text: c.Policy()}, nil
-		}
-	}
-	if c.ApplyPolicy == nil && c.Apply != nil {
-		c.ApplyPolicy = func(_ context.Context, _ Actor, p PolicyChange) (Applied, error) {
-			a, err := c.Apply(p.Text, p.DryRun)
-			return a, coded(Invalid, err)
-		}
-	}
-	if c.ListKeys == nil && c.Keys != nil {
-		c.ListKeys = func(context.Context) ([]Key, error) { return c.Keys(), nil }
-	}
-	return c
 }
 
 // route is a call of the API and the least role that may make it.
@@ -186,7 +158,6 @@ func (c Config) routes() []route {
 
 // Handler serves everything.
 func Handler(c Config) http.Handler {
-	c = c.alone()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"status": "alive"})

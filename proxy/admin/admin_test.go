@@ -466,35 +466,6 @@ func TestPolicyText(t *testing.T) {
 	}
 }
 
-// TestAlone: a node without a cluster serves what it has by itself.
-func TestAlone(t *testing.T) {
-	c := Config{
-		Token: rootToken, Policy: func() []byte { return []byte("p") }, Keys: func() []Key { return []Key{{ID: "k"}} },
-		Apply: func(text []byte, dry bool) (Applied, error) {
-			if string(text) == "bad" {
-				return Applied{}, errors.New("line 1")
-			}
-			return Applied{Revision: 2, DryRun: dry}, nil
-		},
-	}
-	h := Handler(c)
-	for _, x := range []struct {
-		method, path, body string
-		status             int
-		says               string
-	}{
-		{"GET", "policy", "", 200, "p"},
-		{"GET", "policy?revision=1", "", 404, "only the policy in force"},
-		{"GET", "keys", "", 200, `"k"`},
-		{"PUT", "policy?dry_run=true", "good", 200, `"dry_run": true`},
-		{"PUT", "policy", "bad", 400, "line 1"},
-	} {
-		if w := ask(h, x.method, "/admin/v1/"+x.path, rootToken, x.body); w.Code != x.status || !strings.Contains(w.Body.String(), x.says) {
-			t.Errorf("%s %s: %d %s", x.method, x.path, w.Code, w.Body)
-		}
-	}
-}
-
 func TestParseSpan(t *testing.T) {
 	for s, want := range map[string]time.Duration{"15m": 15 * time.Minute, "30d": 720 * time.Hour, "1h30m": 90 * time.Minute, "0s": 0} {
 		if d, err := ParseSpan(s); err != nil || d != want {

@@ -29,7 +29,7 @@ func gate(api *http.ServeMux, unmatched http.Handler) http.Handler {
 
 // unsupported answers for functions that this node does not have.
 func unsupported(w http.ResponseWriter) {
-	fail(w, Errorf(Unsupported, "this node has no such function: it runs without a cluster, or is of another version"))
+	fail(w, Errorf(Unsupported, "this node has no such function"))
 }
 
 // get shows what needs nothing.
