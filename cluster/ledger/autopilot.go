@@ -252,6 +252,9 @@ func (p *pilot) KnownServers() map[raft.ServerID]*autopilot.Server {
 	self := p.l.config.ServerID
 	known := map[raft.ServerID]*autopilot.Server{}
 	for _, s := range p.l.config.Servers() {
+		if s.ID == "" { // gossip has not heard it yet
+			continue
+		}
 		status := autopilot.NodeFailed
 		switch s.Status {
 		case StatusAlive:

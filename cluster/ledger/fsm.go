@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 
@@ -73,12 +74,19 @@ func (f *fsm) ApplyBatch(entries []*raft.Log) []any {
 	return outcomes
 }
 
-func (f *fsm) apply(entry *raft.Log) (*ledgerpb.Result, error) {
+// apply applies one command. A panic, which every replica would meet at this entry and at
+// every start, is an error: the process lives, as State's own refusals let it.
+func (f *fsm) apply(entry *raft.Log) (result *ledgerpb.Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			result, err = nil, fmt.Errorf("entry %d of the ledger: panic: %v\n%s", entry.Index, p, debug.Stack())
+		}
+	}()
 	var command ledgerpb.Command
 	if err := proto.Unmarshal(entry.Data, &command); err != nil {
 		return nil, fmt.Errorf("entry %d of the ledger is no command: %w", entry.Index, err)
 	}
-	result, err := f.state.Apply(entry.Index, &command)
+	result, err = f.state.Apply(entry.Index, &command)
 	if err != nil {
 		return nil, fmt.Errorf("entry %d of the ledger: %w", entry.Index, err)
 	}

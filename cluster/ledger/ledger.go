@@ -528,8 +528,12 @@ func encode(command *ledgerpb.Command) ([]byte, error) {
 	return data, nil
 }
 
-// applyHere stamps the command with this node's clock and puts it into the log.
+// applyHere stamps the command with this node's clock and puts it into the log. What this
+// replica could not apply it refuses: committed, it would stop the replica.
 func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attempt {
+	if v := command.GetVersion(); v > StateVersion || command.GetBody() == nil {
+		return attempt{err: fmt.Errorf("a change of version %d, of %d known to the leader %s: %w", v, StateVersion, l.config.ServerID, ErrUnknownCommand)}
+	}
 	command.UnixNano = time.Now().UnixNano()
 	data, err := encode(command)
 	if err != nil {

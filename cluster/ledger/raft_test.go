@@ -357,9 +357,12 @@ func TestUnknownCommandStopsTheReplicaOnly(t *testing.T) {
 		c.propose(n, set("x", "v"))
 		future := set("x", "w")
 		future.Version = StateVersion + 1
-		_, err := n.ledger.Propose(t.Context(), future)
-		if !errors.Is(err, ErrUnknownOutcome) && !errors.Is(err, ErrStopped) {
-			t.Errorf("a command of the future: %v", err)
+		if _, err := n.ledger.Propose(t.Context(), future); !errors.Is(err, ErrUnknownCommand) || n.ledger.Failed() != nil {
+			t.Errorf("proposing a command of the future: %v", err)
+		}
+		// A leader that knows it could commit it; here raft is asked itself.
+		if err := n.ledger.raft.Apply(mustMarshal(t, future), 0).Error(); err != nil {
+			t.Fatal(err)
 		}
 		c.until("it says so", func() bool { return errors.Is(n.ledger.Failed(), ErrUnknownCommand) })
 		if err := n.ledger.Barrier(t.Context()); !errors.Is(err, ErrUnknownCommand) {
@@ -375,6 +378,24 @@ func TestUnknownCommandStopsTheReplicaOnly(t *testing.T) {
 			t.Error("a stopped replica was backed up")
 		}
 	})
+}
+
+func TestPanicOfApplyStopsTheReplicaOnly(t *testing.T) {
+	var failures []error
+	f := newFSM(func(*Facts) {}, func(err error) { failures = append(failures, err) })
+	f.state.keys = nil // the next key panics
+	create := &ledgerpb.Command{Version: 1, Body: &ledgerpb.Command_CreateKeys{CreateKeys: &ledgerpb.CreateKeys{
+		Keys: []*ledgerpb.Key{{Id: "k1", Hash: make([]byte, 32), Tenant: "acme"}},
+	}}}
+	for index := uint64(1); index <= 2; index++ {
+		o := f.Apply(&raft.Log{Index: index, Type: raft.LogCommand, Data: mustMarshal(t, create)}).(*outcome)
+		if o.err == nil || !strings.Contains(o.err.Error(), "entry 1 ") {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+	if len(failures) != 1 {
+		t.Errorf("told %d times", len(failures))
+	}
 }
 
 func TestDivergedReplicaIsFound(t *testing.T) {
