@@ -124,6 +124,11 @@ func b2i(b bool) int {
 	return 0
 }
 
+// known is what gossip knows, less those without an id yet and those given up.
+func (l *Ledger) known() []Server {
+	return slices.DeleteFunc(slices.Clone(l.config.Servers()), func(s Server) bool { return s.ID == "" || l.forgotten[s.ID] })
+}
+
 // mayRemove refuses what would leave no majority of voters that gossip calls alive.
 func (l *Ledger) mayRemove(id raft.ServerID) error {
 	voters := l.Voters()
@@ -132,7 +137,7 @@ func (l *Ledger) mayRemove(id raft.ServerID) error {
 		return nil
 	}
 	alive := map[raft.ServerID]bool{l.config.ServerID: true}
-	for _, s := range l.config.Servers() {
+	for _, s := range l.known() {
 		if s.Status == StatusAlive {
 			alive[s.ID] = true
 		}
@@ -185,7 +190,7 @@ var _ autopilot.ApplicationIntegration = (*pilot)(nil)
 // step makes the changes that are due, and stops at the first that fails.
 func (p *pilot) step(ctx context.Context) {
 	members := p.l.Members()
-	changes := plan(p.l.config.ServerID, members, p.l.config.Servers())
+	changes := plan(p.l.config.ServerID, members, p.l.known())
 	p.mu.Lock()
 	for _, m := range members {
 		if p.doomed[m.ID] {
@@ -251,10 +256,7 @@ func (p *pilot) RemoveFailedServer(s *autopilot.Server) {
 func (p *pilot) KnownServers() map[raft.ServerID]*autopilot.Server {
 	self := p.l.config.ServerID
 	known := map[raft.ServerID]*autopilot.Server{}
-	for _, s := range p.l.config.Servers() {
-		if s.ID == "" { // gossip has not heard it yet
-			continue
-		}
+	for _, s := range p.l.known() {
 		status := autopilot.NodeFailed
 		switch s.Status {
 		case StatusAlive:

@@ -615,4 +615,26 @@ func TestRecoverOneOfThree(t *testing.T) {
 	if got := get(n.ledger.Facts(), "x"); got != "goes on" {
 		t.Errorf("after a restart x is %q", got)
 	}
+
+	// With another voter beside it, the old majority comes back with its data.
+	c.addWith(testID(4), testAddr(4), Config{Dir: t.TempDir()})
+	if err := n.ledger.raft.AddVoter(testID(4), testAddr(4), 0, 0).Error(); err != nil {
+		t.Fatal(err)
+	}
+	old := c.nodes[testID(1)]
+	c.start(old)
+	c.start(c.nodes[testID(2)])
+	c.until("the old cluster has a leader", func() bool {
+		return old.ledger.Barrier(t.Context()) == nil || c.nodes[testID(2)].ledger.Barrier(t.Context()) == nil
+	})
+	for i := range 10 {
+		c.propose(old, set("x", fmt.Sprint("old ", i)))
+		c.propose(n, set("x", fmt.Sprint("new ", i)))
+	}
+	if f := n.ledger.Facts(); get(f, "x") != "new 9" || !bytes.Equal(f.ClusterID, report.ClusterID) {
+		t.Errorf("x is %q in cluster %x: the old majority was followed", get(f, "x"), f.ClusterID)
+	}
+	if refused := n.ledger.forgotten; !refused[testID(1)] || !refused[testID(2)] || len(refused) != 2 {
+		t.Errorf("it gave up %v", refused)
+	}
 }

@@ -174,7 +174,8 @@ type Ledger struct {
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
 	metrics   *metrics
-	proposals chan struct{} // a token for each that waits
+	proposals chan struct{}          // a token for each that waits
+	forgotten map[raft.ServerID]bool // given up by a recovery of this folder
 
 	failed  atomic.Pointer[error]
 	ready   chan struct{} // closed when raft is there for fail to stop
@@ -229,6 +230,9 @@ func (l *Ledger) start(ctx context.Context, leads chan<- bool) error {
 		if l.snapshots, err = openSnapshots(dir, l.logger); err != nil {
 			return err
 		}
+		if l.forgotten, err = readForgotten(dir); err != nil {
+			return err
+		}
 		l.stable = l.store
 		if l.logs, err = raft.NewLogCache(cachedEntries, l.store); err != nil {
 			return err
@@ -237,7 +241,7 @@ func (l *Ledger) start(ctx context.Context, leads chan<- bool) error {
 	if err := verify(l.logs, l.snapshots, dir); err != nil {
 		return err
 	}
-	transport, run := guard(ctx, l.config.Transport, l.onlyVoter)
+	transport, run := guard(ctx, l.config.Transport, l.onlyVoter, l.forgotten)
 	r, err := newRaft(l.raftConfig(leads), l.fsm, l.logs, l.stable, l.snapshots, transport)
 	if err != nil {
 		return &CorruptError{Path: dir, Err: err}

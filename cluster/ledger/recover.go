@@ -198,6 +198,7 @@ func InspectFile(path string) (report Report, err error) {
 // had committed is gone; what this node had in its log and nobody committed is in force.
 // The cluster gets a new id and its view's epoch jumps, so that whoever comes back from the
 // old one is refused rather than believed; its data folder must be wiped before it can join.
+// This node remembers the ids of those it gave up, and never follows them again.
 // It refuses a folder in use. Where it fails the folder is as it was, or recovered already.
 func Recover(dir string, self raft.Server, logger *slog.Logger) (report Report, err error) {
 	if self.ID == "" || self.Address == "" {
@@ -206,13 +207,13 @@ func Recover(dir string, self raft.Server, logger *slog.Logger) (report Report, 
 	if report, err = Inspect(dir, logger); err != nil {
 		return report, err
 	}
-	if err := recoverFolder(dir, self, logger); err != nil {
+	if err := recoverFolder(dir, self, report.Members, logger); err != nil {
 		return report, err
 	}
 	return Inspect(dir, logger)
 }
 
-func recoverFolder(dir string, self raft.Server, logger *slog.Logger) (err error) {
+func recoverFolder(dir string, self raft.Server, members []raft.Server, logger *slog.Logger) (err error) {
 	o, err := openOffline(dir, logger)
 	if err != nil {
 		return err
@@ -221,6 +222,15 @@ func recoverFolder(dir string, self raft.Server, logger *slog.Logger) (err error
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
 		return fmt.Errorf("making a cluster's id: %w", err)
+	}
+	var lost []raft.ServerID
+	for _, m := range members {
+		if m.ID != self.ID {
+			lost = append(lost, m.ID)
+		}
+	}
+	if err := forget(o.store.dir, lost); err != nil {
+		return err
 	}
 	c := raft.DefaultConfig()
 	c.LocalID = self.ID
