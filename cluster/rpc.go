@@ -149,10 +149,12 @@ func (p *peers) close() {
 
 // newServer is the gRPC server of a node. It refuses calls of other clusters and protocols.
 func newServer(cluster string, creds credentials.TransportCredentials, log *slog.Logger) *grpc.Server {
+	g := guard{cluster: cluster, log: log, said: newSayings()}
 	if creds == nil {
 		creds = insecure.NewCredentials()
+	} else {
+		creds = heardCredentials{creds, g}
 	}
-	g := guard{cluster: cluster, log: log, said: newSayings()}
 	return grpc.NewServer(
 		grpc.Creds(creds), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(5*time.Second),
@@ -202,6 +204,30 @@ func (g *guard) check(ctx context.Context) error {
 	}
 	g.said.once("refused "+from, func() { g.log.Warn("a call from another cluster was refused", "from", from, "reason", reason) })
 	return status.Error(codes.FailedPrecondition, "refused: "+reason)
+}
+
+// heardCredentials say whose certificate was refused: gRPC keeps that to itself.
+type heardCredentials struct {
+	credentials.TransportCredentials
+	guard guard
+}
+
+// ServerHandshake see credentials.TransportCredentials.
+func (h heardCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := h.TransportCredentials.ServerHandshake(c)
+	if err != nil && !errors.Is(err, io.EOF) {
+		from := addressHost(c.RemoteAddr())
+		h.guard.said.once("handshake "+from, func() {
+			h.guard.log.Warn("a gRPC connection was refused", "from", from, "error", err.Error(),
+				"remedy", "check that both nodes belong to one cluster, with certificates of its CA that are valid now")
+		})
+	}
+	return conn, info, err
+}
+
+// Clone see credentials.TransportCredentials.
+func (h heardCredentials) Clone() credentials.TransportCredentials {
+	return heardCredentials{h.TransportCredentials.Clone(), h.guard}
 }
 
 // service answers the other nodes.
