@@ -241,9 +241,14 @@ func (c *testCluster) bootstrap(n int) []*testNode {
 func testID(i int) raft.ServerID        { return raft.ServerID(fmt.Sprintf("n%d.a", i)) }
 func testAddr(i int) raft.ServerAddress { return raft.ServerAddress(fmt.Sprintf("addr%d", i)) }
 
-// until waits for the condition, a minute at most of the test's time.
 func (c *testCluster) until(what string, is func() bool) {
 	c.t.Helper()
+	until(c.t, what, is)
+}
+
+// until waits for the condition, a minute at most of the test's time.
+func until(t testing.TB, what string, is func() bool) {
+	t.Helper()
 	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -252,7 +257,7 @@ func (c *testCluster) until(what string, is func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			c.t.Fatalf("never: %s", what)
+			t.Fatalf("never: %s", what)
 		}
 	}
 }

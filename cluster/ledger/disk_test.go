@@ -222,6 +222,45 @@ func TestUnreadableEntryStopsTheReaderOnly(t *testing.T) {
 	}
 }
 
+func TestLogThatCannotBeOpenedAnewIsAwaited(t *testing.T) {
+	disk := &fullDisk{FS: walfs.New()}
+	dir := t.TempDir()
+	s := openTestStore(t, dir, disk)
+	if err := s.StoreLogs(entries(1, 3, 64)); err != nil {
+		t.Fatal(err)
+	}
+	s.armed.Store(true)
+	disk.full.Store(true)
+	if err := s.StoreLogs(entries(4, 4, 64)); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("on a full disk: %v", err)
+	}
+	disk.full.Store(false)
+	path := newestSegment(t, dir)
+	hidden := path + ".hidden"
+	if err := os.Rename(path, hidden); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the log is closed and cannot be opened", func() bool {
+		err := s.StoreLogs(entries(4, 4, 64))
+		return err != nil && !errors.Is(err, syscall.ENOSPC)
+	})
+	read := make(chan error, 1)
+	go func() {
+		var entry raft.Log
+		read <- s.GetLog(3, &entry)
+	}()
+	if err := errors.Join(os.Remove(path), os.Rename(hidden, path)); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-read; err != nil {
+		t.Errorf("reading once it can be opened: %v", err)
+	}
+	until(t, "writing goes on", func() bool { return s.StoreLogs(entries(4, 4, 64)) == nil })
+}
+
 func TestTermThatCannotBeWrittenIsAwaited(t *testing.T) {
 	s := openTestStore(t, t.TempDir(), nil)
 	if err := s.SetUint64([]byte("CurrentTerm"), 7); err != nil {
@@ -293,13 +332,7 @@ func TestFullDiskAtASegmentsEnd(t *testing.T) {
 		t.Errorf("reading on a full disk: %v", err)
 	}
 	disk.full.Store(false)
-	deadline := time.Now().Add(10 * time.Second)
-	for s.StoreLogs(entries(next, next, 10)) != nil {
-		if time.Now().After(deadline) {
-			t.Fatalf("still broken with space: %v", s.err())
-		}
-		time.Sleep(repairEvery) // the store looks no more often
-	}
+	until(t, "writes once there is space", func() bool { return s.StoreLogs(entries(next, next, 10)) == nil })
 	for i := uint64(1); i <= next; i++ {
 		if err := s.GetLog(i, &entry); err != nil || entry.Index != i || string(entry.Extensions) != "ext" || entry.Data[0] != byte(i) {
 			t.Fatalf("entry %d: %v", i, err)

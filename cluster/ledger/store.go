@@ -227,19 +227,38 @@ func (s *store) FirstIndex() (uint64, error) {
 // LastIndex is that of the newest entry acknowledged; 0: none.
 func (s *store) LastIndex() (uint64, error) { return s.last.Load(), nil }
 
-// GetLog reads one entry. Once armed it does not return from damage: see store.
+// GetLog reads one entry. Once armed it does not return from damage, and waits where the
+// log could not be opened anew: see store.
 func (s *store) GetLog(index uint64, entry *raft.Log) error {
-	err := s.read(index, entry)
-	if err == nil || errors.Is(err, raft.ErrLogNotFound) {
-		return err
+	for {
+		err := s.read(index, entry)
+		if err == nil || errors.Is(err, raft.ErrLogNotFound) {
+			return err
+		}
+		damaged := &CorruptError{Path: s.dir, Err: fmt.Errorf("entry %d: %w", index, err)}
+		switch {
+		case !s.armed.Load():
+			return damaged
+		case !errors.Is(err, wal.ErrClosed):
+			s.onFatal(damaged)
+			runtime.Goexit()
+		}
+		select {
+		case <-s.closing:
+			runtime.Goexit()
+		case <-time.After(repairEvery):
+			s.mend()
+		}
 	}
-	damaged := &CorruptError{Path: s.dir, Err: fmt.Errorf("entry %d: %w", index, err)}
-	if !s.armed.Load() || errors.Is(err, wal.ErrClosed) {
-		return damaged
+}
+
+// mend repairs a log that no write repairs, as raft's goroutine waits for a read.
+func (s *store) mend() {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.broken != nil {
+		_ = s.repair() // kept in health, and tried again
 	}
-	s.onFatal(damaged)
-	runtime.Goexit()
-	return nil
 }
 
 func (s *store) read(index uint64, entry *raft.Log) error {
@@ -326,6 +345,9 @@ func (s *store) repair() error {
 		err = s.reopen()
 	}
 	if err != nil {
+		if damaged := (*CorruptError)(nil); errors.As(err, &damaged) {
+			s.onFatal(damaged)
+		}
 		s.broken = s.explain(err)
 		s.health.Store(&s.broken)
 		return s.broken
