@@ -725,6 +725,32 @@ func TestDoctor(t *testing.T) {
 		}
 		contains(t, spaced(r.stdout), c.says...)
 	}
+	// What a node of a cluster needs besides.
+	dir := filepath.Join(t.TempDir(), "pki")
+	if r := runCLI(t, nil, "init", "--cluster", "west", "--node", "gw-1", "--out", dir); r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+	folder := filepath.Join(dir, "gw-1")
+	cert := " --admin-tls-cert " + filepath.Join(folder, "node.pem") + " --admin-tls-key "
+	for _, c := range []struct {
+		args string
+		code int
+		says []string
+	}{
+		{"--cluster-tls " + folder + cert + filepath.Join(folder, "node-key.pem"), 0, []string{"is node gw-1 of cluster west, valid until", "ok admin_tls", "ok configuration"}},
+		{"--cluster-tls " + folder + cert + filepath.Join(dir, "ca-key.pem"), 1, []string{"fail admin_tls"}},
+		{"--cluster-tls " + folder + " --node-id gw-2", 1, []string{"fail cluster_tls", "for node gw-1, not gw-2"}},
+		{"--cluster-tls " + folder + " --cluster-name east", 1, []string{"fail cluster_tls", "for cluster west, not east"}},
+		{"--cluster-tls " + dir, 1, []string{"fail cluster_tls"}},
+		{"--join " + busy.Addr().String() + ",127.0.0.1:1", 0, []string{"ok join " + busy.Addr().String() + " answers", "warn join 127.0.0.1:1 does not answer"}},
+		{"--cluster-listen " + busy.Addr().String(), 1, []string{"fail cluster_listen", "is in use"}},
+	} {
+		r := runCLI(t, free, append([]string{"doctor"}, strings.Fields(c.args)...)...)
+		if r.code != c.code {
+			t.Errorf("doctor %s: %+v", c.args, r)
+		}
+		contains(t, spaced(r.stdout), c.says...)
+	}
 	r := runCLI(t, free, "doctor", "--json")
 	var found []struct{ Verdict, What, Detail string }
 	if err := json.Unmarshal([]byte(r.stdout), &found); err != nil || len(found) < 6 {

@@ -479,6 +479,18 @@ func TestParseSpan(t *testing.T) {
 	}
 }
 
+func FuzzParseSpan(f *testing.F) {
+	for _, s := range []string{"15m", "30d", "-1h", "1d1h", "106751d", "9999999999999999999h"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		d, err := ParseSpan(s)
+		if err == nil && strings.HasSuffix(s, "d") && (d < 0 || d%(24*time.Hour) != 0) {
+			t.Errorf("%q is %s", s, d)
+		}
+	})
+}
+
 func TestRoleNames(t *testing.T) {
 	for r := RoleRead; r <= RoleAdmin; r++ {
 		raw, err := json.Marshal(r)
