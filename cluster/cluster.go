@@ -102,7 +102,7 @@ type Cluster struct {
 	keeper *Keeper
 	peers  *peers
 	server *grpc.Server
-	raftTr *raft.NetworkTransport
+	raftTr *resending
 	views  chan *ledger.View // to step to
 	asked  chan struct{}     // a new view was stepped to: ask for its lease at once
 	ousted chan struct{}     // closed when another process has this one's name in the view
@@ -269,9 +269,11 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	if err != nil {
 		return errors.Join(err, lis.Close())
 	}
-	c.raftTr = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: stream, MaxPool: 3, Timeout: 5 * time.Second, Logger: ledger.RaftLogger(c.log), ServerAddressProvider: RaftAddresses(c.raftAddress),
-	})
+	// One call at a time: in raft v1.8.0 a leader whose follower answers a pipelined call with a newer
+	// term may wait for ever to hand on the next one, and its shutdown for it.
+	c.raftTr = &resending{NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: stream, MaxPool: 3, MaxRPCsInFlight: 1, Timeout: 5 * time.Second, Logger: ledger.RaftLogger(c.log), ServerAddressProvider: RaftAddresses(c.raftAddress),
+	})}
 	lc := ledger.Config{
 		Dir: c.cfg.DataDir, ServerID: raft.ServerID(c.serverID), Address: raft.ServerAddress(raftOf(c.address)), Transport: c.raftTr,
 		Peer: forwarder{c.peers}, Servers: c.servers, Stats: c.stats, Changed: c.changed, Logger: c.log, Registerer: c.cfg.Registerer,
@@ -279,7 +281,9 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	if c.cfg.Seams.Ledger != nil {
 		c.cfg.Seams.Ledger(&lc)
 	}
-	c.ledger, err = ledger.Open(lc)
+	if c.ledger, err = ledger.Open(lc); err == nil {
+		c.raftTr.ledger.Store(c.ledger)
+	}
 	return err
 }
 
