@@ -51,12 +51,19 @@ lint: ## golangci-lint, built once into .cache
 	.cache/golangci-lint run ./...
 
 bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
-	@mkdir -p bench/results
-	@echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" >bench/results/decision.txt
-	$(GO) test -run '^$$' -bench . -benchmem -count 5 ./bench/lease ./proxy/openai >>bench/results/decision.txt || { tail -20 bench/results/decision.txt; exit 1; }
-	@cat bench/results/decision.txt
+	$(call benchmarks,decision,./bench/lease ./proxy/openai,.)
+	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
+	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
+	$(BIN) bench cluster --out bench/results
 
+# benchmarks RESULT,PACKAGES,PATTERN: five runs of Go benchmarks into bench/results/RESULT.txt
+define benchmarks
+@mkdir -p bench/results
+@echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" >bench/results/$(1).txt
+$(GO) test -run '^$$' -bench '$(3)' -benchmem -count 5 -timeout 60m $(2) >>bench/results/$(1).txt || { tail -20 bench/results/$(1).txt; exit 1; }
+@cat bench/results/$(1).txt
+endef
 
 test-vllm: ## the client libraries against a real vLLM on the CPU: needs 6 GB and some ten minutes
 	cmd/headgate/testdata/vllm/with-vllm $(GO) test -count=1 -v -run '^TestVLLM$$' ./cmd/headgate

@@ -7,16 +7,18 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	benchcluster "headgate/bench/cluster"
 	"headgate/bench/fakevllm"
 	"headgate/bench/gateway"
 )
 
 func benchCommand() *cobra.Command {
-	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand())
+	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand())
 }
 
 // upstreamCommand serves the simulated vLLM.
@@ -94,6 +96,48 @@ func gatewayCommand() *cobra.Command {
 	f.Float64Var(&cfg.StreamRate, "stream-rate", 0, "streams of 300 chunks a second (default 15)")
 	f.IntVar(&cfg.Parallel, "parallel", 0, "requests under way at saturation (default 32)")
 	f.IntVar(&cfg.Held, "held", 0, "streams held open while memory is measured (default 500)")
+	return c
+}
+
+// clusterBenchCommand measures a cluster of this very binary.
+func clusterBenchCommand() *cobra.Command {
+	var cfg benchcluster.Config
+	var out string
+	c := &cobra.Command{
+		Use: "cluster", Short: "Kill the nodes of a cluster one after another, and measure what the others make of it", Args: exactly(0),
+		Example: "  headgate bench cluster --nodes 3 --rounds 20 --out results\n  headgate bench cluster --quick",
+		RunE: func(c *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cfg.Headgate, cfg.Log = exe, c.ErrOrStderr()
+			if out != "" { // beside the results, so that the disk is a real one
+				cfg.Dir = filepath.Join(out, "tmp")
+				defer func() { _ = os.Remove(cfg.Dir) }() // kept if something else is in it
+			}
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			report, err := benchcluster.Run(c.Context(), cfg)
+			if report == nil {
+				return err
+			}
+			if out != "" {
+				err = errors.Join(err, report.Write(out))
+			}
+			return errors.Join(err, report.WriteText(c.OutOrStdout()))
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", "", "folder for cluster.csv and cluster.txt")
+	f.IntVar(&cfg.Nodes, "nodes", 0, "nodes of the cluster (default 3)")
+	f.IntVar(&cfg.Rounds, "rounds", 0, "rounds of two kills, a kill switch and a revocation (default 20)")
+	f.IntVar(&cfg.Starts, "starts", 0, "starts of a fresh cluster (default 5)")
+	f.DurationVar(&cfg.Watch, "watch", 0, "how long leases are watched while nobody dies (default 1m)")
+	f.Float64Var(&cfg.Rate, "rate", 0, "requests a second at each node (default 50)")
+	f.DurationVar(&cfg.Each, "each", 0, "how long so many writers make changes (default 3s)")
+	f.BoolVar(&cfg.Quick, "quick", false, "all of it, but short: whether it works, not how well")
 	return c
 }
 
