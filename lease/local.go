@@ -65,6 +65,7 @@ type Local struct {
 	seed   maphash.Seed
 	shards []shard
 	max    int64
+	floor  atomic.Int64 // 0: none; see SetFloor
 
 	_     [64]byte     // what is above is only read
 	count atomic.Int64 // buckets in all shards
@@ -167,7 +168,7 @@ func (l *Local) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) (ref
 			cs[i].At = ds[i].At
 		}
 	}
-	l.closeUnused(&b, now, cs, fresh)
+	l.closeUnused(&b, now, cs, fresh, refused != -1)
 	return refused
 }
 
@@ -208,10 +209,11 @@ func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok
 				if cs[i].Shadow {
 					continue
 				}
-				l.closeUnused(b, now, cs, fresh)
+				l.closeUnused(b, now, cs, fresh, true)
 				return 0, false
 			}
 			found = s.insert(p.tag, &cs[i].Key, cs[i].Limit)
+			found.state = l.fresh(now, cs[i].Limit)
 			fresh |= 1 << i
 		}
 		b.accounts[i] = found
@@ -219,14 +221,14 @@ func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok
 	return fresh, true
 }
 
-// closeUnused forgets those fresh buckets that are still full, so that refused
-// requests fill no table.
-func (l *Local) closeUnused(b *batch, now int64, cs []limiter.Charge, fresh uint32) {
+// closeUnused forgets those fresh buckets that are still full, and all if nothing
+// was charged, so that refused requests fill no table.
+func (l *Local) closeUnused(b *batch, now int64, cs []limiter.Charge, fresh uint32, all bool) {
 	for ; fresh != 0; fresh &= fresh - 1 {
 		i := bits.TrailingZeros32(fresh)
 		p := b.places[i]
 		s := &l.shards[p.shard]
-		if found, id := s.find(p.tag, &cs[i].Key); found.limit.Full(&found.state, now) {
+		if found, id := s.find(p.tag, &cs[i].Key); all || found.limit.Full(&found.state, now) {
 			s.remove(p.tag, id)
 			l.count.Add(-1)
 		}
@@ -287,7 +289,7 @@ func (l *Local) Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) (ref
 		first := slices.IndexFunc(cs[:i], func(c limiter.Charge) bool { return c.Key == cs[i].Key })
 		if first < 0 {
 			first = i
-			scratch[i].limit = cs[i].Limit
+			scratch[i] = account{cs[i].Limit, l.fresh(now, cs[i].Limit)}
 			if found, _ := l.shards[b.places[i].shard].find(b.places[i].tag, &cs[i].Key); found != nil {
 				scratch[i] = account{found.limit, found.state.Clone()}
 			}
@@ -328,11 +330,13 @@ func (l *Local) settle(now int64, p place, c *limiter.Charge, actual int64) limi
 	}
 	found, _ := s.find(p.tag, &c.Key)
 	if found == nil {
+		fresh := l.fresh(now, c.Limit)
 		if delta >= 0 {
-			return c.Limit.Take(new(limiter.State), now, 0, limiter.Refuse)
+			return c.Limit.Take(&fresh, now, 0, limiter.Refuse)
 		}
 		l.count.Add(1)
 		found = s.insert(p.tag, &c.Key, c.Limit)
+		found.state = fresh
 	}
 	found.supersede(now, c.Limit)
 	if delta != 0 && (c.Limit.Algorithm == limiter.Semaphore) == (found.limit.Algorithm == limiter.Semaphore) {
