@@ -691,6 +691,7 @@ func (c *Cluster) foundOnce(ctx context.Context, expect int) (done bool, err err
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	began := c.cfg.Seams.Now()
 	servers := make([]raft.Server, 0, expect)
 	for _, m := range all {
 		servers = append(servers, raft.Server{ID: raft.ServerID(m.ServerID), Address: raft.ServerAddress(raftOf(m.Address))})
@@ -709,6 +710,9 @@ func (c *Cluster) foundOnce(ctx context.Context, expect int) (done bool, err err
 			c.log.Debug("a founder did not promise itself", "node", m.Name, "reason", resp.GetReason(), "error", err)
 			return false, nil
 		}
+	}
+	if c.cfg.Seams.Now()-began > int64(promiseFor/2) { // it was suspended: the promises are old
+		return false, nil
 	}
 	c.log.Info("starting the ledger", "voters", len(servers))
 	if err := c.ledger.Bootstrap(servers); err != nil {

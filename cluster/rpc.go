@@ -86,7 +86,7 @@ func (p *peers) client(address string) (clusterpb.ClusterClient, error) {
 		}),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			err := call(p.outgoing(ctx), method, req, reply, cc, opts...)
-			p.judge(address, err)
+			p.judge(address, cc, err)
 			return err
 		}),
 		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, stream grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -108,12 +108,13 @@ func (p *peers) outgoing(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, clusterHeader, p.cluster, protocolHeader, strconv.Itoa(Protocol))
 }
 
-// judge counts the deadlines that a connection missed.
-func (p *peers) judge(address string, err error) {
+// judge counts the deadlines that a connection missed. What an earlier one to the address missed
+// says nothing of it.
+func (p *peers) judge(address string, of *grpc.ClientConn, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.conns[address]
-	if c == nil {
+	if c == nil || c.ClientConn != of {
 		return
 	}
 	if status.Code(err) != codes.DeadlineExceeded {
