@@ -795,7 +795,7 @@ func (c *Cluster) servers() []ledger.Server {
 	members := c.gossip.Members()
 	out := make([]ledger.Server, 0, len(members))
 	for _, m := range members {
-		out = append(out, ledger.Server{ID: raft.ServerID(m.ServerID), Name: m.Name, Address: raft.ServerAddress(raftOf(m.Address)), Status: ledgerStatus(m.Status)})
+		out = append(out, ledger.Server{ID: raft.ServerID(m.ServerID), Name: m.Name, Address: raft.ServerAddress(raftOf(m.Address)), Status: ledgerStatus(m.Status), Since: m.Since})
 	}
 	return out
 }
@@ -850,8 +850,15 @@ func (c *Cluster) RestoreLedger(ctx context.Context, r io.Reader, force bool) ([
 		return nil, err
 	}
 	resp, err := sendChunks(stream, r, force)
-	if err == nil && resp.GetError() != "" {
-		err = errors.New(resp.GetError())
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.GetCode() == codeNotEmpty:
+		return nil, ledger.ErrNotEmpty
+	case resp.GetCode() == ReasonNotLeader:
+		return nil, ledger.ErrNoLeader
+	case resp.GetError() != "":
+		return nil, errors.New(resp.GetError())
 	}
-	return resp.GetStateHash(), err
+	return resp.GetStateHash(), nil
 }

@@ -260,10 +260,11 @@ func (c *Cluster) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// The codes of RemoveResponse, beside ReasonNotLeader.
+// The codes of RemoveResponse and RestoreResponse, beside ReasonNotLeader.
 const (
 	codeNotFound = "not_found"
 	codeAlive    = "alive"
+	codeNotEmpty = "not_empty"
 )
 
 func (c *Cluster) removeHere(ctx context.Context, name string) error {

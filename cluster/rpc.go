@@ -309,13 +309,16 @@ func (s service) Restore(stream grpc.ClientStreamingServer[clusterpb.RestoreChun
 		return err
 	}
 	if !s.c.ledger.IsLeader() {
-		return stream.SendAndClose(&clusterpb.RestoreResponse{Error: ledger.ErrNotLeader.Error()})
+		return stream.SendAndClose(&clusterpb.RestoreResponse{Code: ReasonNotLeader, Error: ledger.ErrNotLeader.Error()})
 	}
 	resp := &clusterpb.RestoreResponse{}
 	f, err := s.c.ledger.Restore(stream.Context(), &chunkReader{stream: stream, rest: bytes.NewReader(first.GetData())}, first.GetForce())
-	if err != nil {
+	switch {
+	case errors.Is(err, ledger.ErrNotEmpty):
+		resp.Code, resp.Error = codeNotEmpty, err.Error()
+	case err != nil:
 		resp.Error = err.Error()
-	} else {
+	default:
 		resp.StateHash = f.Hash[:]
 	}
 	return stream.SendAndClose(resp)

@@ -783,6 +783,7 @@ type RestoreResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	StateHash     []byte                 `protobuf:"bytes,1,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
 	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Code          string                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // not_leader | not_empty, or "" where error says why, or it was done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +828,13 @@ func (x *RestoreResponse) GetStateHash() []byte {
 func (x *RestoreResponse) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *RestoreResponse) GetCode() string {
+	if x != nil {
+		return x.Code
 	}
 	return ""
 }
@@ -893,11 +901,12 @@ const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\fRestoreChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x14\n" +
 	"\x05actor\x18\x02 \x01(\tR\x05actor\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"F\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"Z\n" +
 	"\x0fRestoreResponse\x12\x1d\n" +
 	"\n" +
 	"state_hash\x18\x01 \x01(\fR\tstateHash\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error2\xe9\x04\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\tR\x04code2\xe9\x04\n" +
 	"\aCluster\x12W\n" +
 	"\bKeepView\x12$.headgate.cluster.v1.KeepViewRequest\x1a%.headgate.cluster.v1.KeepViewResponse\x12T\n" +
 	"\aPropose\x12#.headgate.cluster.v1.ProposeRequest\x1a$.headgate.cluster.v1.ProposeResponse\x12W\n" +

@@ -29,6 +29,7 @@ type AutopilotTimes struct {
 	Reconcile time.Duration // between two rounds of promotions; 1 s
 	Stable    time.Duration // how long a server is healthy before it may vote; 2 s
 	FailedFor time.Duration // how long a voter is gone before another takes its place for good; 10 s (others: six times that)
+	LeftFor   time.Duration // how long one that said that it leaves is expected back, as from a restart; 60 s
 	SpareFor  time.Duration // how long a voter too many stays one; 30 s
 }
 
@@ -37,6 +38,7 @@ func (t *AutopilotTimes) withDefaults() {
 	orDefault(&t.Reconcile, time.Second)
 	orDefault(&t.Stable, 2*time.Second)
 	orDefault(&t.FailedFor, 10*time.Second)
+	orDefault(&t.LeftFor, time.Minute)
 	orDefault(&t.SpareFor, 30*time.Second)
 }
 
@@ -70,10 +72,11 @@ func nodeName(id raft.ServerID) string {
 	return string(id)
 }
 
-// plan compares the members with what gossip knows: who left or came back under another id
-// or took over an address is removed, who is alive and no member is added without a vote,
-// a changed address is changed. Removals come first. It never removes self.
-func plan(self raft.ServerID, members []raft.Server, known []Server) (changes []change) {
+// plan compares the members with what gossip knows: who came back under another id, whose
+// address another took over, or who left for longer than a restart takes is removed, who is alive and
+// no member is added without a vote, a changed address is changed. Removals come first. It never
+// removes self.
+func plan(now time.Time, leftFor time.Duration, self raft.ServerID, members []raft.Server, known []Server) (changes []change) {
 	byID := make(map[raft.ServerID]Server, len(known))
 	aliveName := map[string]raft.ServerID{}
 	aliveAddress := map[raft.ServerAddress]raft.ServerID{}
@@ -95,7 +98,7 @@ func plan(self raft.ServerID, members []raft.Server, known []Server) (changes []
 		other, named := aliveName[nodeName(m.ID)]
 		user, taken := aliveAddress[m.Address]
 		switch {
-		case isKnown && s.Status == StatusLeft:
+		case isKnown && s.Status == StatusLeft && now.Sub(s.Since) >= leftFor:
 			changes = append(changes, change{true, m, "it left"})
 		case !alive && named && other != m.ID:
 			changes = append(changes, change{true, m, "its node came back without its data, as " + string(other)})
@@ -190,7 +193,7 @@ var _ autopilot.ApplicationIntegration = (*pilot)(nil)
 // step makes the changes that are due, and stops at the first that fails.
 func (p *pilot) step(ctx context.Context) {
 	members := p.l.Members()
-	changes := plan(p.l.config.ServerID, members, p.l.known())
+	changes := plan(time.Now(), p.l.config.Autopilot.LeftFor, p.l.config.ServerID, members, p.l.known())
 	p.mu.Lock()
 	for _, m := range members {
 		if p.doomed[m.ID] {
@@ -257,12 +260,9 @@ func (p *pilot) KnownServers() map[raft.ServerID]*autopilot.Server {
 	self := p.l.config.ServerID
 	known := map[raft.ServerID]*autopilot.Server{}
 	for _, s := range p.l.known() {
-		status := autopilot.NodeFailed
-		switch s.Status {
-		case StatusAlive:
+		status := autopilot.NodeFailed // who left, too, until plan removes it: it may be restarting
+		if s.Status == StatusAlive {
 			status = autopilot.NodeAlive
-		case StatusLeft:
-			status = autopilot.NodeLeft
 		}
 		known[s.ID] = &autopilot.Server{
 			ID: s.ID, Name: s.Name, Address: s.Address, NodeStatus: status,

@@ -22,6 +22,12 @@ func TestPlan(t *testing.T) {
 	server := func(id, addr string, s Status) Server {
 		return Server{ID: raft.ServerID(id), Name: nodeName(raft.ServerID(id)), Address: raft.ServerAddress(addr), Status: s}
 	}
+	now := time.Now()
+	left := func(id string, ago time.Duration) Server {
+		s := server(id, "B", StatusLeft)
+		s.Since = now.Add(-ago)
+		return s
+	}
 	members := []raft.Server{voter("a.1", "A"), voter("b.1", "B"), voter("c.1", "C")}
 	for _, test := range []struct {
 		name  string
@@ -31,7 +37,8 @@ func TestPlan(t *testing.T) {
 		{"all is well", []Server{server("a.1", "A", StatusAlive), server("b.1", "B", StatusAlive), server("c.1", "C", StatusAlive)}, nil},
 		{"failed stays", []Server{server("b.1", "B", StatusFailed)}, nil},
 		{"unknown stays", nil, nil},
-		{"left goes", []Server{server("b.1", "B", StatusLeft)}, []string{"-b.1"}},
+		{"left goes", []Server{left("b.1", time.Minute)}, []string{"-b.1"}},
+		{"left for a restart stays", []Server{left("b.1", time.Minute-1)}, nil},
 		{"self never goes", []Server{server("a.1", "A", StatusLeft)}, nil},
 		{"joins without a vote", []Server{server("d.1", "D", StatusAlive)}, []string{"+d.1 D Nonvoter"}},
 		{"a failed stranger does not join", []Server{server("d.1", "D", StatusFailed)}, nil},
@@ -42,7 +49,7 @@ func TestPlan(t *testing.T) {
 		{"address of the living taken over", []Server{server("b.1", "B", StatusAlive), server("d.1", "B", StatusAlive)}, []string{"+d.1 B Nonvoter"}},
 	} {
 		var got []string
-		for _, c := range plan("a.1", members, test.known) {
+		for _, c := range plan(now, time.Minute, "a.1", members, test.known) {
 			if c.remove {
 				got = append(got, "-"+string(c.server.ID))
 			} else {

@@ -157,7 +157,7 @@ func (c *testCluster) setStatus(id raft.ServerID, s Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	server := c.gossip[id]
-	server.Status = s
+	server.Status, server.Since = s, time.Now()
 	c.gossip[id] = server
 }
 

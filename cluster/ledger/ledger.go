@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -74,6 +75,7 @@ type Server struct {
 	Name    string
 	Address raft.ServerAddress // of its raft
 	Status  Status
+	Since   time.Time // when it came to be so
 }
 
 // Peer reaches the ledgers of other nodes.
@@ -482,7 +484,7 @@ func (l *Ledger) propose(ctx context.Context, command *ledgerpb.Command) (*ledge
 		select {
 		case <-ctx.Done():
 			if unknown {
-				return nil, fmt.Errorf("%w (%w)", ErrUnknownOutcome, errors.Join(why, context.Cause(ctx)))
+				return nil, fmt.Errorf("%w (%w)", ErrUnknownOutcome, cmp.Or(why, context.Cause(ctx)))
 			}
 			return nil, fmt.Errorf("%w (%w)", ErrNoLeader, context.Cause(ctx))
 		case <-time.After(backoff/2 + mathrand.N(backoff)):
@@ -512,7 +514,10 @@ func (l *Ledger) try(ctx context.Context, command *ledgerpb.Command) attempt {
 	case notLeader:
 		return attempt{}
 	case err != nil || unknown:
-		return attempt{unknown: unknown, err: errors.Join(fmt.Errorf("proposing to %s", id), err)}
+		if err == nil {
+			err = errors.New("no answer")
+		}
+		return attempt{unknown: unknown, err: fmt.Errorf("proposing to %s: %w", id, err)}
 	}
 	result := new(ledgerpb.Result)
 	if err := proto.Unmarshal(answer, result); err != nil {

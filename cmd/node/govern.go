@@ -35,7 +35,7 @@ func (n *Node) propose(ctx context.Context, by admin.Actor, cmd *ledgerpb.Comman
 	r, err := n.cluster.Propose(ctx, cmd)
 	switch {
 	case errors.Is(err, ledger.ErrUnknownOutcome):
-		return nil, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("it may or may not have been applied: %w; see headgate audit", err)}
+		return nil, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; headgate audit shows what was", err)}
 	case errors.Is(err, ledger.ErrNoLeader):
 		return nil, &admin.Error{Code: admin.NoQuorum, Err: err}
 	case errors.Is(err, ledger.ErrTooLarge):
@@ -453,6 +453,8 @@ func (n *Node) restore(ctx context.Context, by admin.Actor, r io.Reader, force b
 	switch {
 	case errors.Is(err, ledger.ErrNoLeader):
 		return admin.Restored{}, &admin.Error{Code: admin.NoQuorum, Err: err}
+	case errors.Is(err, ledger.ErrNotEmpty):
+		return admin.Restored{}, &admin.Error{Code: admin.Conflict, Err: err}
 	case err != nil:
 		return admin.Restored{}, &admin.Error{Code: admin.Invalid, Err: err}
 	}
