@@ -145,7 +145,7 @@ func (b *bench) killOne(ctx context.Context, round int, victim *node, leads bool
 // killUnderLoad kills the victim once its survivors are under load, and returns when the load has
 // ended and the survivors have settled.
 func (b *bench) killUnderLoad(ctx context.Context, d *death, leads bool, round int) (sent, failed int64, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	within, cancel := context.WithCancel(ctx)
 	defer cancel()
 	armed := make(chan struct{})
 	var once sync.Once
@@ -154,16 +154,19 @@ func (b *bench) killUnderLoad(ctx context.Context, d *death, leads bool, round i
 	wg.Go(func() {
 		select {
 		case <-armed:
-			killed = b.die(ctx, d, leads, round)
-		case <-ctx.Done():
+			killed = b.die(within, d, leads, round)
+		case <-within.Done():
 		}
 	})
-	sent, failed, err = b.load(ctx, d.survivors, b.cfg.Around, func() { once.Do(func() { close(armed) }) })
+	sent, failed, err = b.load(within, d.survivors, b.cfg.Around, func() { once.Do(func() { close(armed) }) })
 	once.Do(cancel) // never armed
 	if err != nil {
 		cancel()
 	}
 	wg.Wait()
+	if ctx.Err() != nil {
+		return 0, 0, ctx.Err()
+	}
 	return sent, failed, errors.Join(err, killed)
 }
 
