@@ -22,8 +22,11 @@ type standing struct {
 
 	view      *ledger.View  // stepped to
 	share     *ledger.Share // of view; nil: this process is no member
-	before    *ledger.Share // of the view before
+	before    *ledger.Share // what was spendable when view came; nil: nothing, or not known
 	settledAt time.Time     // until then before counts, too; zero: settled
+
+	entered uint64 // epoch of the first view with a share for this process; 0: none yet
+	levels  bool   // what an earlier process saved was seen to
 }
 
 // notify wakes follow. It never blocks.
@@ -41,18 +44,34 @@ func (n *Node) factsChanged(f *ledger.Facts) {
 	n.notify()
 }
 
-// stepped takes this node's share of a new view. Nodes that have not stepped yet still spend
-// their shares of the view before, for as long as a view lease may last: till then a share
-// that grew is not spent.
+// step takes this node's share of a view that it steps to. Nodes that have not stepped yet still
+// spend their shares of earlier views, for as long as a view lease may last: till then a share
+// that grew is not spent. Who skipped a view does not know what others spent in it.
+func (s *standing) step(now time.Time, v *ledger.View, share *ledger.Share) {
+	if v.Epoch > 1 { // before the first view nobody spent anything
+		before, ok := s.spendable(now)
+		s.before, s.settledAt = nil, now.Add(cluster.TakeoverWait)
+		if ok && s.view != nil && v.Epoch == s.view.Epoch+1 {
+			s.before = &before
+		}
+	}
+	s.view, s.share = v, share
+}
+
+// stepped goes on to a new view. Until follow has put its share in force, that of before is spent
+// on the lease of before only.
 func (n *Node) stepped(v *ledger.View) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	s := &n.now
+	s, now := &n.now, time.Now()
 	share := shareOf(v, n.cfg.NodeID, n.cluster.Incarnation())
-	if v.Epoch > 1 { // before the first view nobody spent anything
-		s.before, s.settledAt = s.share, time.Now().Add(cluster.TakeoverWait)
+	s.step(now, v, share)
+	if spendable, ok := s.spendable(now); !ok || spendable != s.spent {
+		n.outdatedAt.CompareAndSwap(0, now.Add(n.cluster.LeaseLeft()).UnixNano())
 	}
-	s.view, s.share = v, share
+	if share != nil && s.entered == 0 {
+		s.entered = v.Epoch
+	}
 	n.notify()
 }
 
@@ -81,7 +100,13 @@ func (s *standing) spendable(now time.Time) (share ledger.Share, ok bool) {
 }
 
 // leased: the cluster counts on this node, and it may spend its share.
-func (n *Node) leased() bool { return n.entered.Load() && n.cluster.Leased() }
+func (n *Node) leased() bool {
+	if !n.entered.Load() || !n.cluster.Leased() {
+		return false
+	}
+	outdated := n.outdatedAt.Load()
+	return outdated == 0 || time.Now().UnixNano() < outdated
+}
 
 // follow keeps what requests are decided by up to date: with the policy, with this node's
 // share, and with the steps of ramps.
@@ -112,12 +137,20 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 	s := &n.now
 	share, ok := s.spendable(now)
 	n.entered.Store(ok)
-	if ok && f.Policy != nil && n.due(f, share, now) {
-		err := n.putInForce(f, share, now)
+	if ok && f.Policy != nil && n.due(f.Policy, share, now) {
+		err := n.putInForce(f.Policy, share, now)
 		if err != nil && (s.problem == nil || s.problem.Error() != err.Error()) {
 			n.log.Error("a policy can't be put in force here; the one before stays", "revision", f.Policy.Revision, "error", err)
 		}
 		s.problem = err
+		if err != nil && s.policy != nil && n.due(s.policy, share, now) { // its share and its ramps change all the same
+			if err := n.putInForce(s.policy, share, now); err != nil {
+				n.log.Error("the limits in force can't be brought up to date", "revision", s.policy.Revision, "error", err)
+			}
+		}
+	}
+	if !ok || s.index != nil && s.spent == share {
+		n.outdatedAt.Store(0)
 	}
 	if s.index != nil {
 		next = s.index.NextRamp
@@ -129,26 +162,29 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 }
 
 // due says whether the index must be made anew; n.mu is held.
-func (n *Node) due(f *ledger.Facts, share ledger.Share, now time.Time) bool {
+func (n *Node) due(r *ledger.PolicyRevision, share ledger.Share, now time.Time) bool {
 	s := &n.now
-	return s.index == nil || s.policy.Revision != f.Policy.Revision || s.spent != share ||
+	return s.index == nil || s.policy.Revision != r.Revision || s.spent != share ||
 		!s.index.NextRamp.IsZero() && !now.Before(s.index.NextRamp)
 }
 
 // putInForce; n.mu is held.
-func (n *Node) putInForce(f *ledger.Facts, share ledger.Share, now time.Time) error {
+func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time.Time) error {
 	s := &n.now
 	var p *ledger.Policy
-	fresh := s.index == nil || s.policy.Revision != f.Policy.Revision
+	fresh := s.index == nil || s.policy.Revision != r.Revision
 	if fresh {
 		var err error
-		if p, err = ledger.ParsePolicy(f.Policy.Text); err != nil {
-			return fmt.Errorf("revision %d, which a newer release may have written: %w", f.Policy.Revision, err)
+		if p, err = ledger.ParsePolicy(r.Text); err != nil {
+			return fmt.Errorf("revision %d, which a newer release may have written: %w", r.Revision, err)
 		}
 	} else {
 		p = s.index.Policy
 	}
 	ix, err := p.Index(now, s.compiled+1, share, n.keyTable(), n.devKeys(p)...)
+	if err == nil {
+		err = n.restoreLevels()
+	}
 	if err != nil {
 		return err
 	}
@@ -163,9 +199,9 @@ func (n *Node) putInForce(f *ledger.Facts, share ledger.Share, now time.Time) er
 		if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
 			return errors.Join(err, n.pool.Update(backends(old))) // as it was
 		}
-		n.log.Info("policy in force", "revision", f.Policy.Revision)
+		n.log.Info("policy in force", "revision", r.Revision)
 	}
-	s.index, s.policy, s.spent, s.compiled = ix, f.Policy, share, ix.Revision
+	s.index, s.policy, s.spent, s.compiled = ix, r, share, ix.Revision
 	n.proxy.Apply(n.compiler.snapshot(ix))
 	close(n.inForce)
 	n.inForce = make(chan struct{})

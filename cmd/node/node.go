@@ -3,7 +3,8 @@
 //
 // New checks everything that can be checked, opens the listeners and joins the cluster; Run
 // serves until its context ends and then drains: readiness goes first, the streams in flight
-// finish within DrainTimeout, every reservation is settled, and the node leaves its cluster.
+// finish within DrainTimeout, every reservation is settled, the levels of the buckets are saved
+// (levels.go), and the node leaves its cluster.
 //
 // What requests are decided by is compiled from what the cluster has agreed on (follow.go).
 // Until the node has a view and a policy the front door answers 503.
@@ -69,6 +70,7 @@ type Node struct {
 	seedSource string
 	alone      alone
 	entered    atomic.Bool   // this node may spend its share
+	outdatedAt atomic.Int64  // Unix nanoseconds; from then on not, as it is that of an earlier view; 0: never
 	changed    chan struct{} // what follow goes by may have changed
 
 	mu      sync.Mutex
@@ -139,11 +141,15 @@ func (n *Node) join(ctx context.Context) error {
 	if expect == 0 && len(n.cfg.Join) == 0 {
 		expect = 1 // a cluster of one
 	}
-	c, err := cluster.Open(ctx, cluster.Config{
+	cc := cluster.Config{
 		Name: n.cfg.NodeID, ClusterName: n.cfg.ClusterName, Version: n.cfg.Version, DataDir: n.cfg.DataDir,
 		Listen: n.cfg.ClusterListen, Advertise: n.cfg.ClusterAdvertise, Seeds: n.cfg.Join, BootstrapExpect: expect, TLS: n.tls,
 		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Logger: n.log, Registerer: n.registry,
-	})
+	}
+	if err := cc.Validate(); err != nil {
+		return &ConfigError{err}
+	}
+	c, err := cluster.Open(ctx, cc)
 	if err != nil {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
@@ -306,6 +312,7 @@ func (n *Node) drain() error {
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
 	defer cancel()
 	err = errors.Join(err, n.proxy.Wait(settle))
+	err = errors.Join(err, n.saveLevels()) // also if some did not settle: what they reserved is spent then
 	return errors.Join(err, n.cluster.Close(settle), n.admin.Shutdown(settle), n.content.Close(settle))
 }
 
