@@ -107,6 +107,7 @@ type Cluster struct {
 	asked  chan struct{}     // a new view was stepped to: ask for its lease at once
 	ousted chan struct{}     // closed when another process has this one's name in the view
 	next   *Proposer
+	trail  trail // of this replica, while it leads
 
 	wg sync.WaitGroup // what Open started
 
@@ -503,7 +504,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, retry bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch}
+	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch, Applied: c.ledger.Facts().Index}
 	sent := c.cfg.Seams.Now()
 	resp, err := c.askOne(ctx, r, voter, retry)
 	now := c.cfg.Seams.Now()
@@ -543,7 +544,12 @@ func (c *Cluster) askOne(ctx context.Context, r *clusterpb.KeepViewRequest, vote
 }
 
 // keepAsLeader answers a request for a view lease; that it was asked shows that the member lives.
+// One that does not follow the ledger does not count as a member: kill switches and revocations
+// would not bind on it, and nothing else would tell.
 func (c *Cluster) keepAsLeader(ctx context.Context, r *clusterpb.KeepViewRequest) *clusterpb.KeepViewResponse {
+	if r.GetApplied() < c.trail.due(c.cfg.Seams.Now()) {
+		return &clusterpb.KeepViewResponse{Reason: reasonLags}
+	}
 	c.next.Asked(c.cfg.Seams.Now(), r.GetName(), r.GetIncarnation(), r.GetEpoch())
 	granted, reason := c.keeper.Keep(ctx, r.GetName(), r.GetIncarnation(), r.GetEpoch())
 	resp := &clusterpb.KeepViewResponse{Granted: granted, Reason: reason}
@@ -566,6 +572,7 @@ func (c *Cluster) lead(ctx context.Context) {
 		}
 		if !c.ledger.IsLeader() {
 			leads = false
+			c.trail.forget()
 			continue
 		}
 		if err := c.leadOnce(ctx, leads); err != nil {
@@ -590,6 +597,7 @@ func (c *Cluster) leadOnce(ctx context.Context, leads bool) error {
 		c.next.Elected(c.cfg.Seams.Now())
 	}
 	f := c.ledger.Facts()
+	c.trail.note(c.cfg.Seams.Now(), f.Index)
 	if len(f.ClusterID) == 0 {
 		id := make([]byte, 16)
 		if _, err := rand.Read(id); err != nil {

@@ -252,7 +252,7 @@ func (s service) KeepView(ctx context.Context, r *clusterpb.KeepViewRequest) (*c
 	if err != nil {
 		return no, nil //nolint:nilerr // the asker tries another way
 	}
-	return leader.KeepView(ctx, &clusterpb.KeepViewRequest{Name: r.GetName(), Incarnation: r.GetIncarnation(), Epoch: r.GetEpoch(), Forwarded: true})
+	return leader.KeepView(ctx, &clusterpb.KeepViewRequest{Name: r.GetName(), Incarnation: r.GetIncarnation(), Epoch: r.GetEpoch(), Applied: r.GetApplied(), Forwarded: true})
 }
 
 // Propose see cluster.proto.

@@ -29,6 +29,7 @@ type KeepViewRequest struct {
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the one the node has stepped to
 	Forwarded     bool                   `protobuf:"varint,4,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
+	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"` // how far it has applied the ledger
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -91,11 +92,18 @@ func (x *KeepViewRequest) GetForwarded() bool {
 	return false
 }
 
+func (x *KeepViewRequest) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
 type KeepViewResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Granted       bool                   `protobuf:"varint,1,opt,name=granted,proto3" json:"granted,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`  // the leader's; what was granted is the request's
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // where not granted: not_leader | not_member | epoch | no_barrier
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // where not granted: not_leader | not_member | epoch | no_barrier | lags
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -843,12 +851,13 @@ var File_cluster_clusterpb_cluster_proto protoreflect.FileDescriptor
 
 const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"{\n" +
+	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"\x95\x01\n" +
 	"\x0fKeepViewRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1c\n" +
-	"\tforwarded\x18\x04 \x01(\bR\tforwarded\"Z\n" +
+	"\tforwarded\x18\x04 \x01(\bR\tforwarded\x12\x18\n" +
+	"\aapplied\x18\x05 \x01(\x04R\aapplied\"Z\n" +
 	"\x10KeepViewResponse\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\bR\agranted\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
