@@ -25,8 +25,9 @@ type standing struct {
 	before    *ledger.Share // what was spendable when view came; nil: nothing, or not known
 	settledAt time.Time     // until then before counts, too; zero: settled
 
-	entered uint64 // epoch of the first view with a share for this process; 0: none yet
-	levels  bool   // what an earlier process saved was seen to
+	entered   uint64 // epoch of the first view with a share for this process; 0: none yet
+	enteredAt int64  // by the buckets' clock
+	levels    bool   // what an earlier process saved was seen to
 }
 
 // notify wakes follow. It never blocks.
@@ -70,7 +71,7 @@ func (n *Node) stepped(v *ledger.View) {
 		n.outdatedAt.CompareAndSwap(0, now.Add(n.cluster.LeaseLeft()).UnixNano())
 	}
 	if share != nil && s.entered == 0 {
-		s.entered = v.Epoch
+		s.entered, s.enteredAt = v.Epoch, n.proxy.Now()
 	}
 	n.notify()
 }

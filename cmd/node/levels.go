@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"headgate/cluster"
 )
 
 // levelsFile in the data folder holds the levels of the buckets between a clean stop and the
@@ -41,10 +43,11 @@ func (n *Node) restoreLevels() error {
 	}
 	path := filepath.Join(n.cfg.DataDir, levelsFile)
 	used, now := path+usedSuffix, n.proxy.Now()
+	floor := min(now, s.enteredAt+int64(cluster.TakeoverWait)) // it could spend since then, though perhaps there was no policy
 	err := os.Rename(path, used)
 	if errors.Is(err, fs.ErrNotExist) {
 		if s.entered > 1 {
-			n.limits.SetFloor(now)
+			n.limits.SetFloor(floor)
 			n.log.Info("no saved levels: buckets start empty where they fill within a minute", "epoch", s.entered)
 		}
 		s.levels = true
@@ -59,7 +62,7 @@ func (n *Node) restoreLevels() error {
 	s.levels = true
 	head, buckets, err := n.loadLevels(used, now)
 	if err != nil {
-		n.limits.SetFloor(now)
+		n.limits.SetFloor(floor)
 		n.log.Error("the saved levels can't be used: buckets start empty where they fill within a minute", "file", used, "error", err)
 		return nil
 	}

@@ -186,10 +186,10 @@ func TestLevelsAreRestoredOnce(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, levelsFile)
 	minute := &limiter.Limit{Rate: limiter.Rate{Count: 1, Per: time.Minute}, Burst: 1}
-	restored := func(entered uint64) (*Node, int64, string) {
+	restored := func(entered uint64, ago int64) (*Node, int64, string) {
 		var log strings.Builder
 		n := unjoined(t, dir, &log)
-		n.now.entered, n.now.view, n.now.spent = entered, &ledger.View{Epoch: 7}, ledger.Share{Rank: 1, Of: 3}
+		n.now.entered, n.now.enteredAt, n.now.view, n.now.spent = entered, n.proxy.Now()-ago, &ledger.View{Epoch: 7}, ledger.Share{Rank: 1, Of: 3}
 		if err := n.restoreLevels(); err != nil {
 			t.Fatal(err)
 		}
@@ -197,10 +197,13 @@ func TestLevelsAreRestoredOnce(t *testing.T) {
 		n.limits.Peek(n.proxy.Now(), []limiter.Charge{{Key: limiter.Key{Limit: "minute"}, Limit: minute}}, ds)
 		return n, ds[0].Remaining, log.String()
 	}
-	if _, level, log := restored(1); level != 1 || log != "" {
+	if _, level, log := restored(1, 0); level != 1 || log != "" {
 		t.Errorf("a founder has %d: %s", level, log)
 	}
-	joiner, level, log := restored(4)
+	if _, level, _ := restored(4, int64(2*time.Minute)); level != 1 {
+		t.Errorf("who joined two minutes before the first policy has %d", level)
+	}
+	joiner, level, log := restored(4, 0)
 	if level != 0 || !strings.Contains(log, "no saved levels") {
 		t.Errorf("who joined has %d: %s", level, log)
 	}
@@ -215,13 +218,14 @@ func TestLevelsAreRestoredOnce(t *testing.T) {
 		t.Errorf("saved: %q: %v", saved, err)
 	}
 	idle := unjoined(t, dir, io.Discard)
+	idle.now.entered = 4
 	if err := idle.saveLevels(); err != nil {
 		t.Fatal(err)
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != string(saved) {
 		t.Errorf("a node that decided nothing wrote: %q: %v", text, err)
 	}
-	again, level, log := restored(9)
+	again, level, log := restored(9, 0)
 	if files, err := filepath.Glob(path + "*"); err != nil || len(files) > 0 {
 		t.Errorf("%v is left: %v", files, err)
 	}
