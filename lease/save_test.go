@@ -528,3 +528,43 @@ func BenchmarkSaveAndLoad(b *testing.B) {
 		}
 	})
 }
+
+// Under a floor a bucket admits what one that was empty at that moment would, however often it
+// is forgotten and made anew.
+func TestFloorAdmitsNoMore(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l, limit := newLocal(t, lease.Config{}), drawLimit(t)
+		if limit.Algorithm == limiter.GCRA {
+			limit.Burst = min(limit.Burst, limit.Rate.Count) // fills within the minute
+		}
+		l.SetFloor(start)
+		window := func(now int64) int64 { return now / int64(time.Minute) }
+		now, admitted, inWindow := start, int64(0), map[int64]int64{}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now += rapid.Int64Range(0, int64(8*time.Second)).Draw(t, "step")
+			if rapid.Bool().Draw(t, "sweep") {
+				l.Sweep(now, 100)
+			}
+			var ds [1]limiter.Decision
+			c := charge("a", "l", "", &limit, rapid.Int64Range(1, 15).Draw(t, "cost"))
+			if l.Take(now, []limiter.Charge{c}, ds[:]) == -1 {
+				admitted += c.Cost
+				inWindow[window(now)] += c.Cost
+			}
+			switch limit.Algorithm {
+			case limiter.GCRA:
+				if most := limit.Rate.Count * (now - start) / int64(time.Minute); admitted > most {
+					t.Fatalf("%d admitted, of %d at most", admitted, most)
+				}
+			case limiter.SlidingLog:
+				if now < start+int64(time.Minute) && admitted > 0 {
+					t.Fatalf("%d admitted within the period", admitted)
+				}
+			default:
+				if inWindow[window(start)] > 0 || inWindow[window(now)] > limit.Rate.Count {
+					t.Fatalf("%v admitted by window", inWindow)
+				}
+			}
+		}
+	})
+}
