@@ -19,6 +19,7 @@ type standing struct {
 	spent    ledger.Share           // the share that index was made for
 	compiled uint64                 // how often: the revision of index's limits
 	problem  error                  // why a newer policy is not in force here
+	unusable uint64                 // its revision
 
 	view      *ledger.View  // stepped to
 	share     *ledger.Share // of view; nil: this process is no member
@@ -143,14 +144,14 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 		if err != nil && (s.problem == nil || s.problem.Error() != err.Error()) {
 			n.log.Error("a policy can't be put in force here; the one before stays", "revision", f.Policy.Revision, "error", err)
 		}
-		s.problem = err
+		s.problem, s.unusable = err, f.Policy.Revision
 		if err != nil && s.policy != nil && n.due(s.policy, share, now) { // its share and its ramps change all the same
 			if err := n.putInForce(s.policy, share, now); err != nil {
 				n.log.Error("the limits in force can't be brought up to date", "revision", s.policy.Revision, "error", err)
 			}
 		}
 	}
-	if !ok || s.index != nil && s.spent == share {
+	if !ok || s.index == nil || s.spent == share {
 		n.outdatedAt.Store(0)
 	}
 	if s.index != nil {
@@ -218,7 +219,7 @@ func (n *Node) awaitRevision(ctx context.Context, revision uint64) error {
 		switch {
 		case s.policy != nil && s.policy.Revision >= revision:
 			return nil
-		case s.problem != nil:
+		case s.problem != nil && s.unusable >= revision:
 			return s.problem
 		}
 		select {
