@@ -35,6 +35,7 @@ import (
 //
 // Each cluster has a network of its own in 127/8, so that the ports of a member that is down
 // are still free when it comes back. The heavier ones run only with HEADGATE_SYSTEM=1.
+// HEADGATE_SYSTEM_LOGS names a folder that keeps what the processes logged.
 
 // heavy skips a test that takes long, unless it was asked for.
 func heavy(t *testing.T) {
@@ -46,12 +47,13 @@ func heavy(t *testing.T) {
 
 // member is a node that can be started again.
 type member struct {
-	t                    *testing.T
-	name, dir            string
-	host                 string // address
-	front, admin, gossip string
-	env                  []string
-	node                 *nodeProcess // the last one started
+	t            *testing.T
+	name, dir    string
+	host, gossip string   // where it serves, and where it meets the others
+	in           []string // the command that its own is run by
+	front, admin string   // URLs
+	env          []string
+	node         *nodeProcess // the last one started
 
 	// serving: requests to it must be answered. What began in another life than it ended in,
 	// or ended when it did not serve, may fail.
@@ -62,14 +64,14 @@ type member struct {
 // group of members that are, or will be, one cluster.
 type group struct {
 	t       *testing.T
-	subnet  string // the first three bytes
-	policy  string // file
+	place   func(i int) (host, gossip string, in []string) // of the member with a number, from 1
+	policy  string                                         // file; "": none
 	members []*member
 	http    *http.Client
 }
 
-// systemPolicy has limits that no test reaches, and keeps everything in force while a node is
-// cut off.
+// systemPolicy has limits that no test reaches, whatever part of them a node has and however lately
+// it came: buckets that fill in an hour start full.
 func systemPolicy(upstream string) string {
 	return fmt.Sprintf(`version: 1
 backends: [{name: b, url: %q}]
@@ -77,20 +79,29 @@ models: [{name: m, backends: [b]}]
 plans:
   - name: p
     limits:
-      - {name: tokens, scope: org, unit: tokens, rate: 1000000000/min}
-      - {name: requests, scope: key, unit: requests, rate: 1000000/s}
+      - {name: tokens, scope: org, unit: tokens, rate: 1000000000/h}
+      - {name: requests, scope: key, unit: requests, rate: 1000000000/h}
 tenants: [{name: dev, plan: p}]
 `, upstream)
 }
 
 // slowFake is a model server that takes some time over each answer.
-func slowFake(t *testing.T) string {
+func slowFake(t *testing.T) string { return slowFakeAt(t, "127.0.0.1:0") }
+
+func slowFakeAt(t *testing.T, address string) string {
 	t.Helper()
 	fake, err := fakevllm.New(fakevllm.Config{Seed: 1, Models: []string{"m"}, TTFT: 20 * time.Millisecond, InterToken: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := httptest.NewServer(fake.Handler())
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(fake.Handler())
+	_ = srv.Listener.Close() // its own
+	srv.Listener = l
+	srv.Start()
 	t.Cleanup(srv.Close)
 	return srv.URL
 }
@@ -98,7 +109,16 @@ func slowFake(t *testing.T) string {
 // newGroup is a cluster of n members, none of them started, that found it together.
 func newGroup(t *testing.T, n int, policy string) *group {
 	t.Helper()
-	g := &group{t: t, subnet: freeSubnet(t), http: &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	subnet := freeSubnet(t)
+	return newGroupAt(t, n, policy, func(i int) (host, gossip string, in []string) {
+		host = fmt.Sprintf("%s.%d", subnet, i)
+		return host, host + ":7946", nil
+	})
+}
+
+func newGroupAt(t *testing.T, n int, policy string, place func(int) (string, string, []string)) *group {
+	t.Helper()
+	g := &group{t: t, place: place, http: &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 	t.Cleanup(g.http.CloseIdleConnections)
 	if policy != "" {
 		g.policy = writeFile(t, "policy.yaml", policy)
@@ -130,8 +150,9 @@ func freeSubnet(t *testing.T) string {
 func (g *group) add() *member {
 	g.t.Helper()
 	i := len(g.members) + 1
-	m := &member{t: g.t, name: fmt.Sprintf("n%d", i), host: fmt.Sprintf("%s.%d", g.subnet, i), dir: filepath.Join(g.t.TempDir(), "data")}
-	m.front, m.admin, m.gossip = "http://"+m.host+":8080", "http://"+m.host+":8081", m.host+":7946"
+	m := &member{t: g.t, name: fmt.Sprintf("n%d", i), dir: filepath.Join(g.t.TempDir(), "data")}
+	m.host, m.gossip, m.in = g.place(i)
+	m.front, m.admin = "http://"+m.host+":8080", "http://"+m.host+":8081"
 	if len(g.members) > 0 {
 		var seeds []string
 		for _, o := range g.members[:min(3, len(g.members))] {
@@ -150,7 +171,8 @@ func (g *group) add() *member {
 func (m *member) launch(more ...string) *nodeProcess {
 	m.t.Helper()
 	n := &nodeProcess{t: m.t, exited: make(chan struct{}), front: m.front, admin: m.admin}
-	n.cmd = exec.Command(headgate(m.t), "serve")
+	command := append(slices.Clone(m.in), headgate(m.t), "serve")
+	n.cmd = exec.Command(command[0], command[1:]...)
 	n.cmd.Dir = m.t.TempDir()
 	n.cmd.Env = cleanEnv(slices.Concat([]string{
 		"HEADGATE_DEV=true", "HEADGATE_DEV_KEY=" + cliKey, "HEADGATE_ADMIN_TOKEN=" + cliToken, "HEADGATE_NODE_ID=" + m.name, "HEADGATE_DATA_DIR=" + m.dir,
@@ -165,6 +187,9 @@ func (m *member) launch(more ...string) *nodeProcess {
 	m.t.Cleanup(func() {
 		_ = n.cmd.Process.Kill() // it may have ended
 		<-n.exited
+		if dir := os.Getenv("HEADGATE_SYSTEM_LOGS"); dir != "" {
+			_ = os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%s-%d.log", m.t.Name(), m.name, n.cmd.Process.Pid)), []byte(n.log.String()), 0o600) // a convenience
+		}
 		if m.t.Failed() {
 			m.t.Logf("the log of %s (pid %d) without requests ends:\n%s", m.name, n.cmd.Process.Pid, tail(withoutRequests(n.log.String()), 6000))
 		}
@@ -362,6 +387,7 @@ type load struct {
 	stopped  sync.WaitGroup
 	answered atomic.Int64
 	excused  atomic.Int64 // failed, but their node ended meanwhile
+	orderly  bool         // nodes end of themselves: what they began to answer, they answer
 
 	mu     sync.Mutex
 	failed []string
@@ -407,11 +433,11 @@ func (l *load) one(m *member, n int) {
 	life := m.life.Load()
 	stream := n%2 == 1
 	body := fmt.Sprintf(`{"model": "m", "max_tokens": 10, "stream": %t, "messages": [{"role": "user", "content": "hello"}]}`, stream)
-	code, text, err := l.g.chat(m, body)
+	code, text, _, err := l.g.chat(m, cliKey, body)
 	switch {
 	case code == http.StatusOK && err == nil && (!stream || strings.HasSuffix(strings.TrimSpace(text), "data: [DONE]")):
 		l.answered.Add(1)
-	case m.life.Load() != life || !m.serving.Load():
+	case (m.life.Load() != life || !m.serving.Load()) && !(l.orderly && code != 0):
 		l.excused.Add(1)
 	default:
 		l.fail(m, "status %d, error %v: %s", code, err, tail(text, 300))
@@ -436,21 +462,24 @@ func (l *load) end() {
 	}
 }
 
+// smallChat is a body of one.
+const smallChat = `{"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "hello"}]}`
+
 // chat sends one chat; it may be used from any goroutine.
-func (g *group) chat(m *member, body string) (code int, text string, err error) {
+func (g *group) chat(m *member, key, body string) (code int, text string, h http.Header, err error) {
 	req, err := http.NewRequest(http.MethodPost, m.front+"/v1/chat/completions", strings.NewReader(body))
 	if err != nil {
-		return 0, "", err
+		return 0, "", nil, err
 	}
-	req.Header.Set("Authorization", "Bearer "+cliKey)
+	req.Header.Set("Authorization", "Bearer "+key)
 	req.Header.Set("Content-Type", "application/json")
 	res, err := g.http.Do(req)
 	if err != nil {
-		return 0, "", err
+		return 0, "", nil, err
 	}
 	defer func() { _ = res.Body.Close() }()
 	raw, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(raw), err
+	return res.StatusCode, string(raw), res.Header, err
 }
 
 // nothingSent says that a call did not reach its node.
