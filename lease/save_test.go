@@ -477,6 +477,62 @@ func resealed(text []byte) []byte {
 	return binary.BigEndian.AppendUint32(body, crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)))
 }
 
+// record is one of a saved file, from bytes, uvarints (ints) and texts.
+func record(parts ...any) []byte {
+	var b []byte
+	for _, p := range parts {
+		switch p := p.(type) {
+		case byte:
+			b = append(b, p)
+		case int:
+			b = binary.AppendUvarint(b, uint64(p))
+		case string:
+			b = append(binary.AppendUvarint(b, uint64(len(p))), p...)
+		}
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
+}
+
+// What has a good checksum and makes no sense is refused all the same.
+func TestWhatMakesNoSense(t *testing.T) {
+	minute := int(time.Minute)
+	limit, window := record(byte(1), byte(limiter.GCRA), 10, minute, 10), record(byte(1), byte(limiter.FixedWindow), 10, minute, 0)
+	bucket, end := record(byte(2), 0, "a", "l", "", 0, minute, 0), record(byte(0), 1)
+	for what, c := range map[string]struct {
+		at      int64
+		records [][]byte
+		ok      bool
+	}{
+		"sense":                   {start, [][]byte{limit, bucket, end}, true},
+		"a time below 0":          {-1, [][]byte{limit, bucket, end}, false},
+		"an empty record":         {start, [][]byte{limit, record(), bucket, end}, false},
+		"an unknown record":       {start, [][]byte{limit, record(byte(9)), bucket, end}, false},
+		"no algorithm":            {start, [][]byte{record(byte(1)), bucket, end}, false},
+		"a semaphore":             {start, [][]byte{record(byte(1), byte(limiter.Semaphore), 0, 0, 10), bucket, end}, false},
+		"an unknown algorithm":    {start, [][]byte{record(byte(1), byte(9), 10, minute, 10), bucket, end}, false},
+		"an invalid limit":        {start, [][]byte{record(byte(1), byte(limiter.GCRA), 0, minute, 10), bucket, end}, false},
+		"a limit cut off":         {start, [][]byte{record(byte(1), byte(limiter.GCRA), 10, minute), bucket, end}, false},
+		"a limit and more":        {start, [][]byte{record(byte(1), byte(limiter.GCRA), 10, minute, 10, 0), bucket, end}, false},
+		"a bucket before limits":  {start, [][]byte{bucket, limit, end}, false},
+		"a limit too far":         {start, [][]byte{limit, record(byte(2), 1, "a", "l", "", 0, minute, 0), end}, false},
+		"half a key":              {start, [][]byte{limit, record(byte(2), 0, "a", 5), end}, false},
+		"another algorithm's":     {start, [][]byte{window, bucket, end}, false},
+		"a bucket twice":          {start, [][]byte{limit, bucket, bucket, record(byte(0), 2)}, false},
+		"a bucket too few":        {start, [][]byte{limit, bucket, record(byte(0), 2)}, false},
+		"no number of buckets":    {start, [][]byte{limit, bucket, record(byte(0))}, false},
+		"no end":                  {start, [][]byte{limit, bucket}, false},
+		"something after the end": {start, [][]byte{limit, bucket, end, bucket}, false},
+	} {
+		text := binary.BigEndian.AppendUint64([]byte("headgate levels 1\n"), uint64(c.at))
+		text = resealed(append(bytes.Join(append([][]byte{text}, c.records...), nil), 0, 0, 0, 0))
+		l := newLocal(t, lease.Config{})
+		n, err := l.Load(start, bytes.NewReader(text))
+		if n != l.Len() || (n == 1) != c.ok || (err == nil) != c.ok || err != nil && !errors.Is(err, lease.ErrSaved) {
+			t.Errorf("%s: %d buckets of %d: %v", what, n, l.Len(), err)
+		}
+	}
+}
+
 // Whatever is loaded can be decided by and saved again; what can't be is an error.
 func FuzzLoad(f *testing.F) {
 	text := saved(f, spentTable(f), start)
