@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -62,7 +61,7 @@ func (a *alone) set(by admin.Actor, k admin.KillSwitch, now time.Time) error {
 		if _, ok := a.kills[t]; !ok {
 			return admin.Errorf(admin.NotFound, "this node has no kill switch of its own for %s %s; headgate revive releases the cluster's", k.Kind, k.Name)
 		}
-	} else if len(a.kills) >= maxNodeKills {
+	} else if _, ok := a.kills[t]; !ok && len(a.kills) >= maxNodeKills {
 		return admin.Errorf(admin.Invalid, "this node has %d kill switches of its own already; release some, or kill a tenant instead of its keys", maxNodeKills)
 	}
 	action := "node.revive"
@@ -143,16 +142,15 @@ func openNotes(dir string, log *slog.Logger) (*notes, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read the notes for the audit log: %w", err)
 	}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	for lines.Scan() {
+	for line := range bytes.Lines(text) {
 		var e note
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+		if err := json.Unmarshal(line, &e); err != nil {
 			log.Warn("a line of the notes for the audit log can't be read", "file", s.path, "error", err)
 			continue
 		}
 		s.waiting = append(s.waiting, e)
 	}
-	return s, lines.Err()
+	return s, nil
 }
 
 // add notes an action on disk before it is done.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -166,15 +167,20 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 // due says whether the index must be made anew; n.mu is held.
 func (n *Node) due(r *ledger.PolicyRevision, share ledger.Share, now time.Time) bool {
 	s := &n.now
-	return s.index == nil || s.policy.Revision != r.Revision || s.spent != share ||
+	return s.index == nil || !samePolicy(s.policy, r) || s.spent != share ||
 		!s.index.NextRamp.IsZero() && !now.Before(s.index.NextRamp)
+}
+
+// samePolicy: after a restore of the ledger another policy may have the same revision.
+func samePolicy(a, b *ledger.PolicyRevision) bool {
+	return a == b || a.Revision == b.Revision && bytes.Equal(a.Text, b.Text)
 }
 
 // putInForce; n.mu is held.
 func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time.Time) error {
 	s := &n.now
 	var p *ledger.Policy
-	fresh := s.index == nil || s.policy.Revision != r.Revision
+	fresh := s.index == nil || !samePolicy(s.policy, r)
 	if fresh {
 		var err error
 		if p, err = ledger.ParsePolicy(r.Text); err != nil {

@@ -376,7 +376,7 @@ func (n *Node) revokeToken(ctx context.Context, by admin.Actor, name string) (ad
 func (n *Node) audit(_ context.Context, f admin.AuditFilter) ([]admin.AuditEntry, error) {
 	entries := n.cluster.Ledger().Audit(f.Limit, ledger.AuditFilter{Actor: f.Actor, Object: f.Object, Since: f.Since})
 	out := make([]admin.AuditEntry, 0, len(entries))
-	for _, e := range entries {
+	for _, e := range slices.Backward(entries) { // the newest last
 		out = append(out, admin.AuditEntry{Index: e.Index, At: e.Time, Actor: e.Actor, Action: e.Action, Object: e.Object, Before: e.Before, After: e.After})
 	}
 	return out, nil
@@ -441,8 +441,22 @@ func (n *Node) ledgerInfo(context.Context) (admin.LedgerInfo, error) {
 }
 
 func (n *Node) backup(ctx context.Context, w io.Writer, stale bool) error {
-	err := n.cluster.Ledger().Backup(ctx, w, stale)
-	if errors.Is(err, ledger.ErrNoLeader) {
+	l := n.cluster.Ledger()
+	if !stale && !l.IsLeader() {
+		// A follower that has seen a change of its own has all that was committed before it.
+		r, err := n.propose(ctx, n.actor(), &ledgerpb.Command{Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{
+			Node: n.cfg.NodeID, UnixNano: time.Now().UnixNano(), Action: "ledger.backup",
+		}}})
+		switch {
+		case err != nil:
+			return err
+		case n.truth.Facts().Index < r.GetIndex():
+			return errors.New("this node lags behind its cluster: try again, or on another node")
+		}
+		stale = true
+	}
+	err := l.Backup(ctx, w, stale)
+	if errors.Is(err, ledger.ErrNoLeader) || errors.Is(err, ledger.ErrNotLeader) {
 		return &admin.Error{Code: admin.NoQuorum, Err: fmt.Errorf("%w; a copy of what this node has: headgate ledger backup --stale", err)}
 	}
 	return err
