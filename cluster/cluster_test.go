@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -527,6 +529,81 @@ func TestCleanLeave(t *testing.T) {
 			r.within(2*time.Second, "the two grant for everything", func() bool { return r.granters(rest) == sampled })
 		})
 	}
+}
+
+// TestMembersAndRemoval: each node says how it is, and a dead one is removed by whichever node is asked.
+func TestMembersAndRemoval(t *testing.T) {
+	inRealm(t, 1, func(r *realm) {
+		nodes := append(r.three(), r.start("d", func(c *Config) { c.BootstrapExpect = 0 }))
+		r.within(10*time.Second, "d is in the view", func() bool { return agree(nodes, 4) })
+		leader := leaderOf(nodes)
+		rest := others(nodes, leader)
+		asked, dies := rest[0], rest[1]
+		raftRole := map[string]int{}
+		partitions := 0
+		for _, m := range asked.Members(r.t.Context()) {
+			raftRole[m.Raft]++
+			partitions += m.Partitions
+			if m.Err != nil || !m.InView || !m.ViewLease || m.Gossip != "alive" || m.Self != (m.Name == asked.cfg.Name) || m.LastContact < 0 || m.LastContact > 300*time.Millisecond {
+				r.t.Errorf("%+v", m)
+			}
+		}
+		if fmt.Sprint(raftRole) != "map[leader:1 non-voter:1 voter:2]" || partitions != Partitions {
+			r.t.Errorf("roles %v; %d partitions", raftRole, partitions)
+		}
+		if err := asked.Remove(r.t.Context(), dies.cfg.Name); !errors.Is(err, ErrAlive) {
+			r.t.Errorf("a live one: %v", err)
+		}
+		if err := asked.Remove(r.t.Context(), "nobody"); !errors.Is(err, ErrNoMember) {
+			r.t.Errorf("nobody: %v", err)
+		}
+		dies.crash()
+		r.within(2*time.Second, "it is out of the view", func() bool { return agree(others(nodes, dies), 3) })
+		for _, m := range asked.Members(r.t.Context()) {
+			if m.Name == dies.cfg.Name && (m.Err == nil || m.InView || m.Gossip != "failed" || m.ViewLease) {
+				r.t.Errorf("the dead: %+v", m)
+			}
+		}
+		if err := asked.Remove(r.t.Context(), dies.cfg.Name); err != nil {
+			r.t.Fatal(err)
+		}
+		for _, s := range leader.ledger.Members() {
+			if ServerIDName(string(s.ID)) == dies.cfg.Name {
+				r.t.Errorf("%s is still there", s.ID)
+			}
+		}
+	})
+}
+
+// TestRestoreThroughAFollower replaces the ledger on all nodes; nobody grants twice meanwhile.
+func TestRestoreThroughAFollower(t *testing.T) {
+	inRealm(t, 1, func(r *realm) {
+		nodes := r.three()
+		leader := leaderOf(nodes)
+		follower := others(nodes, leader)[0]
+		r.propose(follower, kill("before"))
+		var backup bytes.Buffer
+		if err := leader.ledger.Backup(r.t.Context(), &backup, false); err != nil {
+			r.t.Fatal(err)
+		}
+		hash := leader.Facts().Hash
+		r.propose(follower, kill("after"))
+		got, err := follower.RestoreLedger(r.t.Context(), bytes.NewReader(backup.Bytes()), true)
+		if err != nil || !bytes.Equal(got, hash[:]) {
+			r.t.Fatalf("%x, %v, want %x", got, err, hash)
+		}
+		r.within(5*time.Second, "all have it, and grant", func() bool {
+			for _, n := range nodes {
+				if _, ok := n.Facts().Kills.Lookup(ledger.KillTenant, "after"); ok {
+					return false
+				}
+			}
+			return r.granters(nodes) == sampled && agree(nodes, 3)
+		})
+		if _, err := follower.RestoreLedger(r.t.Context(), strings.NewReader("no backup"), true); err == nil {
+			r.t.Error("nonsense was restored")
+		}
+	})
 }
 
 // TestHealthyLeasesNeverLapse in ten minutes.
