@@ -340,3 +340,31 @@ func TestBackupOfAnotherLedgerWithTheSameRevision(t *testing.T) {
 	must[object](t, n, 200, "POST", "ledger/restore?force=true", rootBearer, backup)
 	waitFor(t, "its policy is in force", func() bool { s := n.current(); return s.policy.Revision == 1 && string(s.policy.Text) == other })
 }
+
+// TestFollowerGoverns as the leader does: what is changed there binds on both, and its backup has it.
+func TestFollowerGoverns(t *testing.T) {
+	leader, policy := governed(t)
+	follower := start(t, func(c *Config) {
+		c.NodeID, c.Join, c.Policy = "n2", []string{leader.cluster.Address()}, policyFile(t, policy)
+	})
+	waitFor(t, "the second node is ready, and counted on", func() bool { return follower.ready() == nil && follower.leased() })
+	if follower.cluster.Ledger().IsLeader() {
+		t.Fatal("the second node leads")
+	}
+	key := must[object](t, follower, 200, "POST", "keys", rootBearer, `{"tenant": "acme"}`)["key"].(string)
+	waitFor(t, "the key works on both", func() bool { return chat(t, leader, key) == 200 && chat(t, follower, key) == 200 })
+	status, backup := ask(t, follower, "GET", "/admin/v1/ledger/backup", rootBearer, "")
+	if status != 200 {
+		t.Fatalf("backup: %d: %s", status, backup)
+	}
+	hash := must[object](t, follower, 200, "GET", "ledger", rootBearer, "")["state_hash"]
+	must[object](t, follower, 200, "PUT", "kill/global", rootBearer, `{"reason": "a test"}`)
+	if status := chat(t, follower, key); status < 400 {
+		t.Errorf("where it was thrown: %d", status)
+	}
+	waitFor(t, "it holds on the other", func() bool { return chat(t, leader, key) >= 400 })
+	if restored := must[object](t, follower, 200, "POST", "ledger/restore?force=true", rootBearer, backup); restored["state_hash"] != hash {
+		t.Errorf("restored %v, want %v", restored["state_hash"], hash)
+	}
+	waitFor(t, "the key works on both again", func() bool { return chat(t, leader, key) == 200 && chat(t, follower, key) == 200 })
+}
