@@ -120,6 +120,13 @@ func (p *simProc) feedNext() {
 		v := p.feeding[0]
 		p.feeding = p.feeding[1:]
 		p.fence.Step(now, v)
+		if w := p.w; w.calm && p.fence.Replaced() && p.alive {
+			p.die()
+			if p.srv != w.servers[len(w.servers)-1] {
+				p.srv.start()
+			}
+			return
+		}
 		p.changed()
 		if p.fence.Waiting(now) > 0 {
 			p.w.stats.waits++

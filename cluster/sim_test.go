@@ -206,7 +206,8 @@ func (w *simWorld) deposeLeader(d int64) {
 	}
 }
 
-// calmDown ends every fault; what is not running is started.
+// calmDown ends every fault. What is not running is started; a process whose name another has
+// ends itself, and is started anew.
 func (w *simWorld) calmDown() {
 	w.calm = true
 	w.logf("calm")
@@ -216,8 +217,11 @@ func (w *simWorld) calmDown() {
 	for _, p := range w.procs {
 		p.lieUntil = min(p.lieUntil, w.now)
 	}
-	for _, s := range w.servers[:len(w.servers)-1] {
-		if s.proc == nil {
+	for i, s := range w.servers {
+		if s.proc != nil && s.proc.fence.Replaced() {
+			s.proc.die()
+		}
+		if spare := i == len(w.servers)-1; s.proc == nil && !spare {
 			s.start()
 		}
 	}
