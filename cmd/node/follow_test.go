@@ -288,6 +288,22 @@ func TestPolicyThisNodeCannotUse(t *testing.T) {
 	waitFor(t, "it is in force, and the node ready", func() bool { return capacity() == 1500 && n.current().problem == nil })
 }
 
+// TestOutdatedShareIsNotSpent once the lease of before has ended, until the new one is in force.
+func TestOutdatedShareIsNotSpent(t *testing.T) {
+	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(adminPolicy, "http://127.0.0.1:1")) })
+	waitFor(t, "the node is counted on", n.leased)
+	n.outdatedAt.Store(time.Now().Add(time.Hour).UnixNano())
+	if !n.leased() {
+		t.Error("the lease of before has not ended yet")
+	}
+	n.outdatedAt.Store(time.Now().UnixNano())
+	if n.leased() {
+		t.Error("it has ended")
+	}
+	n.notify() // what is in force is brought up to date
+	waitFor(t, "the node is counted on again", n.leased)
+}
+
 // waitFor polls a condition of a real node.
 func waitFor(t *testing.T, what string, cond func() bool) {
 	t.Helper()
