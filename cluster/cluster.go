@@ -40,6 +40,11 @@ const (
 	askTimeout   = time.Second // of a node that is asked how it is
 	joinPatience = time.Second // for a seed to answer, before the start goes on without
 	catchUpEvery = time.Second
+
+	// foundersPatience is how long the first view waits for all founders: they need not wait for
+	// each other in it, as those who enter a later one must.
+	foundersPatience = 2 * time.Second
+
 	viewsPending = 64 // views to step to; beyond these one is skipped, which costs a wait only
 )
 
@@ -110,6 +115,8 @@ type Cluster struct {
 	ousted chan struct{}     // closed when another process has this one's name in the view
 	next   *Proposer
 	trail  trail // of this replica, while it leads
+	led    int64 // since when this node leads; lead's own
+	came   bool  // its data folder was part of a cluster before
 
 	wg sync.WaitGroup // what Open started
 
@@ -284,10 +291,12 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	if c.cfg.Seams.Ledger != nil {
 		c.cfg.Seams.Ledger(&lc)
 	}
-	if c.ledger, err = ledger.Open(lc); err == nil {
-		c.raftTr.ledger.Store(c.ledger)
+	if c.ledger, err = ledger.Open(lc); err != nil {
+		return err
 	}
-	return err
+	c.raftTr.ledger.Store(c.ledger)
+	c.came = c.ledger.HasState()
+	return nil
 }
 
 func (c *Cluster) openGossip(ctx context.Context) error {
@@ -322,14 +331,15 @@ func (c *Cluster) rekey() {
 // Close leaves: the others see at once that this node is gone, not lost. A leader hands its
 // leadership over first.
 func (c *Cluster) Close(ctx context.Context) error {
-	var errs []error
 	if c.ledger.IsLeader() {
 		if err := c.ledger.TransferLeadership(ctx); err != nil {
 			c.log.Info("leadership was not handed over; the others elect", "error", err)
 		}
 	}
-	errs = append(errs, c.gossip.Leave(ctx))
-	return errors.Join(append(errs, c.close(ctx))...)
+	if err := c.gossip.Leave(ctx); err != nil {
+		c.log.Info("not all others were told that this node leaves; they will find out", "error", err)
+	}
+	return c.close(ctx)
 }
 
 // close stops what open started, in reverse.
@@ -365,6 +375,9 @@ func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
 
 // Incarnation is this process's.
 func (c *Cluster) Incarnation() uint64 { return c.incarnation }
+
+// CameBack tells whether an earlier process with this one's data folder was part of the cluster.
+func (c *Cluster) CameBack() bool { return c.came }
 
 // Address is where others reach this node's gossip.
 func (c *Cluster) Address() string { return c.address }
@@ -596,7 +609,8 @@ func (c *Cluster) leadOnce(ctx context.Context, leads bool) error {
 		if err := c.ledger.Barrier(ctx); err != nil {
 			return err
 		}
-		c.next.Elected(c.cfg.Seams.Now())
+		c.led = c.cfg.Seams.Now()
+		c.next.Elected(c.led)
 	}
 	f := c.ledger.Facts()
 	c.trail.note(c.cfg.Seams.Now(), f.Index)
@@ -607,8 +621,9 @@ func (c *Cluster) leadOnce(ctx context.Context, leads bool) error {
 		}
 		return c.command(ctx, &ledgerpb.Command{Body: &ledgerpb.Command_Found{Found: &ledgerpb.Found{ClusterId: id}}})
 	}
-	view, ok := c.next.Next(c.cfg.Seams.Now(), f.View, c.seen())
-	if !ok {
+	now := c.cfg.Seams.Now()
+	view, ok := c.next.Next(now, f.View, c.seen())
+	if !ok || f.View == nil && len(view.Members) < c.cfg.BootstrapExpect && now-c.led < int64(foundersPatience) {
 		return nil
 	}
 	return c.command(ctx, &ledgerpb.Command{Body: &ledgerpb.Command_SetView{SetView: &ledgerpb.SetView{View: view.Message()}}})

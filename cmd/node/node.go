@@ -154,6 +154,9 @@ func (n *Node) join(ctx context.Context) error {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
 	n.cluster, n.truth = c, c.Ledger()
+	n.mu.Lock()
+	n.now.cameBack = c.CameBack()
+	n.mu.Unlock()
 	return nil
 }
 
