@@ -31,7 +31,7 @@ SEEDS ?= 100000
 sim: ## the simulation of the view lease over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 
-SYSTEM ?= KillAny|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|Damaged|ManyKeys|AirGapped
+SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
 	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 10m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 
@@ -42,8 +42,9 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto
 
 SOAK ?= 10m
-soak: ## faults, aborts and nonsense for SOAK; nothing may be left behind
+soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long; nothing may be left behind, or lost
 	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
+	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestKillAny' -v ./cmd/headgate
 
 LINT ?= v2.15.0
 lint: ## golangci-lint, built once into .cache

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ import (
 )
 
 // TestKillAnyThenAnother: any node may be killed, and after it any other. What was committed
-// stays, and requests to the living are answered.
+// stays, and requests to the living are answered. HEADGATE_SOAK says how long to go on (make soak).
 func TestKillAnyThenAnother(t *testing.T) {
 	heavy(t)
 	g := newGroup(t, 3, systemPolicy(slowFake(t)))
@@ -30,8 +31,17 @@ func TestKillAnyThenAnother(t *testing.T) {
 	traffic := g.startLoad(40 * time.Millisecond)
 	w := g.startWriters(4)
 
+	until := time.Now()
+	if s := os.Getenv("HEADGATE_SOAK"); s != "" {
+		length, err := time.ParseDuration(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		until = until.Add(length)
+	}
+
 	victim := g.leader(g.members...)
-	for round := range 3 {
+	for round := 0; round < 3 || time.Now().Before(until); round++ {
 		rest := g.others(victim)
 		killed := time.Now()
 		victim.end(syscall.SIGKILL)
@@ -42,7 +52,8 @@ func TestKillAnyThenAnother(t *testing.T) {
 		victim.up()
 		g.awaitView(g.members...)
 		t.Logf("round %d: %s killed; a change was taken after %s, the others' view is without it after %s", round, victim.name, seconds(writes), seconds(view))
-		if lead := g.leader(g.members...); round == 0 { // then a follower, and then the leader again
+		w.era.Add(1)
+		if lead := g.leader(g.members...); round%2 == 0 { // then a follower, and then the leader again
 			victim = g.others(lead, victim)[0]
 		} else {
 			victim = lead
@@ -141,6 +152,7 @@ type writers struct {
 	stopped sync.WaitGroup
 	began   time.Time
 	keys    atomic.Int64 // how many keys there may be
+	era     atomic.Int64 // kill switches have names of it, so that no object has too long a history
 
 	mu      sync.Mutex
 	history []porcupine.Operation
@@ -150,7 +162,7 @@ type writers struct {
 	done    time.Time // of the last change that was taken
 }
 
-const switches = 6 // that the writers throw
+const switches = 6 // that the writers throw in each era
 
 func (g *group) startWriters(n int) *writers {
 	ctx, cancel := context.WithCancel(g.t.Context())
@@ -204,7 +216,7 @@ func (w *writers) change(m *member, value string) {
 	var in wrote
 	var method, path string
 	var body any
-	switch kill, key := fmt.Sprintf("ghost-%d", rand.IntN(switches)), fmt.Sprintf("k-%d", max(w.keys.Load()-int64(rand.IntN(4)), 0)); rand.IntN(6) {
+	switch kill, key := fmt.Sprintf("ghost-%d-%d", w.era.Load(), rand.IntN(switches)), fmt.Sprintf("k-%d", max(w.keys.Load()-int64(rand.IntN(4)), 0)); rand.IntN(6) {
 	case 0, 1:
 		in, method, path, body = wrote{"set", "kill " + kill, value}, http.MethodPut, "kill/tenant/"+kill, map[string]string{"reason": value}
 	case 2:
