@@ -334,8 +334,8 @@ func TestWhoAnswersIsNotFailed(t *testing.T) {
 			w.net.Lose("c", other, 1)
 			w.net.Lose(other, "c", 1)
 		}
-		a.list.Shutdown() // not even streams
-		b.list.Shutdown()
+		_ = a.list.Shutdown() // not even streams
+		_ = b.list.Shutdown()
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if !sees(a, "c", PeerAlive) || !sees(b, "c", PeerAlive) {

@@ -118,9 +118,9 @@ func TestRaftStreamRefusesForeigners(t *testing.T) {
 				w := newWorld(t)
 				var ba, bb *pki.Bundle
 				if c.foreignCA || c.plain {
-					ba, bb = bundles(t, "test")
-					if ba, _ = bundles(t, "test"); c.plain {
-						ba = nil
+					_, bb = bundles(t, "test")
+					if !c.plain {
+						ba, _ = bundles(t, "test")
 					}
 				}
 				a, aLog := w.raftStream("a", c.cluster, c.protocol, ba)

@@ -43,8 +43,6 @@ const MaxFloorFill = time.Minute
 // ErrSaved is what Load's error wraps where the levels can't be read.
 var ErrSaved = errors.New("damaged saved levels")
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // SetFloor says that nobody knows what was spent before at: a bucket without a level counts as
 // having been empty then, not full, if it fills within MaxFloorFill. Semaphores start free all
 // the same. It is for a process whose predecessor's levels are lost. Call it before any charge.
@@ -123,7 +121,7 @@ func (s *saver) bucket(now int64, k *limiter.Key, a *account) {
 // process that decides nothing more: a charge taken or settled meanwhile may be in it or not,
 // and would wait for w. It buffers, and neither syncs nor closes w.
 func (l *Local) Save(now int64, w io.Writer) error {
-	sum := crc32.New(castagnoli)
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	s := &saver{w: bufio.NewWriterSize(io.MultiWriter(w, sum), 1<<16), limits: map[limiter.Limit]uint64{}}
 	_, s.err = s.w.Write(binary.BigEndian.AppendUint64([]byte(savedHeader), uint64(max(now, 0))))
 	for i := range l.shards {
@@ -239,7 +237,7 @@ func (d *loader) all() error {
 	}
 }
 
-func (d *loader) add(p []byte) { d.sum = crc32.Update(d.sum, castagnoli, p) }
+func (d *loader) add(p []byte) { d.sum = crc32.Update(d.sum, crc32.MakeTable(crc32.Castagnoli), p) }
 
 // record reads the next one, which is not empty, into buf if it is large enough.
 func (d *loader) record(buf []byte) ([]byte, error) {

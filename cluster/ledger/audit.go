@@ -142,8 +142,12 @@ func (k *KeyRecord) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "tenant %s, %s", k.Tenant, shortHash(k.Hash))
 	for _, f := range [...]struct{ what, is string }{
-		{"name", k.Name}, {"user", k.User}, {"class", k.Class}, {"models", strings.Join(k.Models, " ")},
-		{"routes", strings.Join(k.Routes, " ")}, {"surfaces", strings.Join(k.Surfaces, " ")},
+		{"name", k.Name},
+		{"user", k.User},
+		{"class", k.Class},
+		{"models", strings.Join(k.Models, " ")},
+		{"routes", strings.Join(k.Routes, " ")},
+		{"surfaces", strings.Join(k.Surfaces, " ")},
 	} {
 		if f.is != "" {
 			fmt.Fprintf(&b, ", %s %s", f.what, f.is)

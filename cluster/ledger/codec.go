@@ -145,7 +145,7 @@ func appendMessage(buf []byte, m proto.Message) ([]byte, error) {
 	return proto.MarshalOptions{Deterministic: true, UseCachedSize: true}.MarshalAppend(buf, m)
 }
 
-// ErrSnapshotVersion: the snapshot was written by a newer program.
+// ErrSnapshotVersion says that the snapshot was written by a newer program.
 var ErrSnapshotVersion = errors.New("the snapshot was written by a newer version: upgrade this node")
 
 // SnapshotError says what of a snapshot is damaged.

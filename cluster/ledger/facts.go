@@ -122,6 +122,7 @@ func (k Kills) All() []*Kill {
 
 // with is k and a switch, without is k less one.
 func (k Kills) with(s *Kill) Kills { return Kills{with(k.m, killName{s.Kind, s.Name}, s)} }
+
 func (k Kills) without(s *Kill) Kills {
 	return Kills{without(k.m, killName{s.Kind, s.Name})}
 }

@@ -176,7 +176,7 @@ func (s snapshot) Persist(sink raft.SnapshotSink) error {
 	if err := s.captured.Write(sink); err != nil {
 		cancelled := sink.Cancel()
 		if cancelled != nil {
-			return fmt.Errorf("writing a snapshot of the ledger: %w (and cancelling it: %v)", err, cancelled)
+			return fmt.Errorf("writing a snapshot of the ledger: %w (and cancelling it: %w)", err, cancelled)
 		}
 		return fmt.Errorf("writing a snapshot of the ledger: %w", err)
 	}

@@ -44,18 +44,18 @@ const (
 )
 
 var (
-	// ErrNoLeader: nothing was done, as no leader was found in time.
+	// ErrNoLeader says that nothing was done, as no leader was found in time.
 	ErrNoLeader = errors.New("the cluster has no leader: a majority of its voters must be up and reach each other (see `headgate members`)")
-	// ErrUnknownOutcome: the command was sent and may or may not be done. The same command,
+	// ErrUnknownOutcome says that the command was sent and may or may not be done. The same command,
 	// its id included, may be proposed again.
 	ErrUnknownOutcome = errors.New("it is not known whether this was done: look, or try again")
-	// ErrNotLeader: this node does not lead; nothing was done.
+	// ErrNotLeader says that this node does not lead; nothing was done.
 	ErrNotLeader = errors.New("this node is not the leader")
-	// ErrBusy: too many proposals wait on this node; nothing was done.
+	// ErrBusy says that too many proposals wait on this node; nothing was done.
 	ErrBusy = errors.New("too many changes are waiting on this node: try again later")
-	// ErrTooLarge: a command above MaxCommand; nothing was done.
+	// ErrTooLarge refuses a command above MaxCommand; nothing was done.
 	ErrTooLarge = errors.New("the change is too large")
-	// ErrStopped: the ledger was closed, or its replica failed (see Failed).
+	// ErrStopped says that the ledger was closed, or its replica failed (see Failed).
 	ErrStopped = errors.New("the ledger of this node has stopped")
 )
 

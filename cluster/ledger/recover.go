@@ -46,7 +46,7 @@ type SnapshotReport struct {
 	Err   string // why it cannot be read; empty: it can
 }
 
-// ErrNoLedger: the folder holds nothing to look at.
+// ErrNoLedger says that the folder holds nothing to look at.
 var ErrNoLedger = errors.New("there is no ledger in this data folder")
 
 // offline is a node's ledger without raft, held against a node that would start.

@@ -41,10 +41,10 @@ const (
 )
 
 var (
-	// ErrUnknownCommand: the command needs a newer program. The replica must stop rather than
+	// ErrUnknownCommand says that the command needs a newer program. The replica must stop rather than
 	// guess; it goes on where it was once it was upgraded.
 	ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this node")
-	// ErrDiverged: the state of this replica is not the cluster's. It must stop, and its data
+	// ErrDiverged says that the state of this replica is not the cluster's. It must stop, and its data
 	// folder be wiped.
 	ErrDiverged = errors.New("this replica has diverged from the cluster: stop it, wipe its data folder and let it join again")
 )

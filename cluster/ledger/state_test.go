@@ -488,7 +488,7 @@ func drawBody(t *rapid.T, facts *Facts) any {
 	case 1:
 		p := &ledgerpb.SetPolicy{Text: rapid.SliceOfN(rapid.Byte(), 1, 20).Draw(t, "text"), Seed: rapid.Bool().Draw(t, "seed")}
 		if rapid.Bool().Draw(t, "guarded") {
-			p.Expected = proto.Uint64(facts.Revision() - uint64(rapid.IntRange(0, 1).Draw(t, "behind")))
+			p.Expected = new(facts.Revision() - uint64(rapid.IntRange(0, 1).Draw(t, "behind")))
 		}
 		for _, k := range rapid.SliceOfN(id, 0, 3).Draw(t, "keys") {
 			p.NewKeys = append(p.NewKeys, keyMessage(k, few.Draw(t, "tenant")))
