@@ -59,6 +59,7 @@ type realNode struct {
 	ended  atomic.Bool
 	stop   context.CancelFunc
 	ran    chan error
+	gone   chan struct{} // closed when nothing of it runs any more
 }
 
 // inRealm runs f in virtual time and sees to it that nothing is left running.
@@ -113,7 +114,7 @@ func (r *realm) addresses(hosts ...string) (out []string) {
 func (r *realm) start(name string, change func(*Config)) *realNode {
 	r.t.Helper()
 	h := r.net.Host(name)
-	n := &realNode{realm: r, host: h, logged: &logged{}, ran: make(chan error, 1)}
+	n := &realNode{realm: r, host: h, logged: &logged{}, ran: make(chan error, 1), gone: make(chan struct{})}
 	transport, err := h.Gossip(testGossipPort)
 	if err != nil {
 		r.t.Fatal(err)
@@ -176,6 +177,7 @@ func (n *realNode) crash() {
 		over, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = n.close(over)
+		close(n.gone)
 	})
 }
 
@@ -187,6 +189,7 @@ func (n *realNode) leave() {
 	}
 	n.stop()
 	<-n.ran
+	close(n.gone)
 }
 
 // within advances the bubble's clock until cond holds and says how long that took.
@@ -601,6 +604,90 @@ func TestRestoreThroughAFollower(t *testing.T) {
 			r.t.Error("nonsense was restored")
 		}
 	})
+}
+
+// TestTroubleAndPeace: crashes, clean stops, restarts, cuts of one node and of one direction, slow
+// links, and writes through all of it. No two processes ever grant for one partition; what was acknowledged is on
+// every node once there is peace, which comes by itself.
+func TestTroubleAndPeace(t *testing.T) {
+	for seed := range uint64(6) {
+		inRealm(t, seed, func(r *realm) {
+			nodes := r.three()
+			var acknowledged []string
+			var writes sync.WaitGroup
+			var mu sync.Mutex
+			for round := range 25 {
+				var did string
+				i := r.rng.IntN(3)
+				n, name := nodes[i], nodes[i].cfg.Name
+				switch what := r.rng.IntN(7); {
+				case n.ended.Load():
+					<-n.gone
+					nodes[i], did = r.start(name, nil), "start "+name
+				case what == 0:
+					n.crash()
+					did = "crash " + name
+				case what == 1:
+					r.all.Go(n.leave)
+					did = "leave " + name
+				case what == 2:
+					r.net.Cut(name, hosts[(i+1)%3], hosts[(i+2)%3])
+					did = "cut " + name
+				case what == 3:
+					r.net.Drop(name, hosts[(i+1)%3])
+					did = "drop from " + name
+				case what == 4:
+					r.net.Delay(name, hosts[(i+1)%3], time.Duration(r.rng.Int64N(int64(200*time.Millisecond))))
+					did = "delay from " + name
+				default:
+					r.net.Heal()
+					r.delays()
+					did = "heal"
+				}
+				key := fmt.Sprintf("w%d", round)
+				if by := nodes[r.rng.IntN(3)]; !by.ended.Load() {
+					writes.Go(func() {
+						ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+						defer cancel()
+						if res, err := by.Propose(ctx, kill(key)); err == nil && ledger.RefusalOf(res) == nil {
+							mu.Lock()
+							defer mu.Unlock()
+							acknowledged = append(acknowledged, key)
+						}
+					})
+				}
+				for end := time.Now().Add(time.Duration(r.rng.Int64N(int64(3 * time.Second)))); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+					r.granters(r.everyone())
+				}
+				r.t.Logf("%v round %d: %s", time.Now().Format("15:04:05.000"), round, did)
+			}
+			r.net.Heal()
+			r.delays()
+			writes.Wait()
+			for i, n := range nodes {
+				if n.ended.Load() {
+					<-n.gone
+					nodes[i] = r.start(n.cfg.Name, nil)
+				}
+			}
+			took := r.within(15*time.Second, fmt.Sprintf("seed %d: peace", seed), func() bool { return r.granters(r.everyone()) == sampled && agree(nodes, 3) })
+			for _, n := range nodes {
+				for _, key := range acknowledged {
+					if _, ok := n.Facts().Kills.Lookup(ledger.KillTenant, key); !ok {
+						r.t.Errorf("seed %d: %s was acknowledged and is not on %s", seed, key, n.cfg.Name)
+					}
+				}
+			}
+			r.t.Logf("seed %d: %d of 25 writes were acknowledged; peace after %v", seed, len(acknowledged), took)
+		})
+	}
+}
+
+// everyone are all processes ever started.
+func (r *realm) everyone() []*realNode {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.nodes)
 }
 
 // TestHealthyLeasesNeverLapse in ten minutes.

@@ -43,7 +43,7 @@ func (c *conn) Read(b []byte) (int, error) {
 }
 
 func (c *conn) Write(b []byte) (int, error) {
-	n, err := c.out.write(b)
+	n, err := c.out.write(b, c.in.over())
 	if err != nil {
 		err = &net.OpError{Op: "write", Net: "tcp", Source: c.local, Addr: c.remote, Err: err}
 	}
@@ -114,7 +114,18 @@ func (p *pipe) announce() {
 	p.changed = make(chan struct{})
 }
 
-func (p *pipe) write(b []byte) (n int, err error) {
+// over says that all has been read that ever will be: the other end's closing has arrived.
+func (p *pipe) over() bool {
+	f, _ := p.net.state(p.link)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended && len(p.segments) == 0 && !time.Now().Before(p.endAt) && !f.cut
+}
+
+// write fails on a stream that the other end has closed once that is known here. Until then, behind a cut
+// for example, what is written is lost, as it is with TCP before the RST comes: gRPC takes an
+// error of a write for a sign that its next read fails, too, and spins until it does.
+func (p *pipe) write(b []byte, known bool) (n int, err error) {
 	b = append([]byte(nil), b...)
 	total := len(b)
 	for {
@@ -123,8 +134,11 @@ func (p *pipe) write(b []byte) (n int, err error) {
 		switch {
 		case p.ended:
 			err = net.ErrClosed
-		case p.abandoned:
+		case p.abandoned && known:
 			err = syscall.EPIPE
+		case p.abandoned:
+			p.mu.Unlock()
+			return total, nil
 		case !p.writeBy.IsZero() && !time.Now().Before(p.writeBy):
 			err = os.ErrDeadlineExceeded
 		}
