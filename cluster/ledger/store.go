@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"hash/fnv"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -117,7 +118,7 @@ func openStore(dir string, files types.VFS, logger *slog.Logger, onFatal func(er
 }
 
 func (s *store) begin() error {
-	if err := checkNewestSegment(s.dir); err != nil {
+	if err := errors.Join(checkNewestSegment(s.dir), checkList(filepath.Join(s.dir, metaFile))); err != nil {
 		return err
 	}
 	log, err := s.openLog()
@@ -495,8 +496,52 @@ func checkNewestSegment(dir string) error {
 	if err != nil {
 		return fmt.Errorf("reading the ledger's log: %w", err)
 	}
+	// It was allocated whole before anything was written into it.
+	if len(data) < segmentSize && len(bytes.TrimLeft(data, "\x00")) > 0 {
+		return &CorruptError{Path: newest, Err: fmt.Errorf("it has %d bytes of %d: it was cut off, and what was behind is not known", len(data), segmentSize)}
+	}
 	if at, lost := lostBatch(data); lost {
 		return &CorruptError{Path: newest, Err: fmt.Errorf("unreadable from byte %d on, with whole batches after it", at)}
+	}
+	return nil
+}
+
+// metaFile is raft-wal's list of segments, a bbolt database, beside them.
+const metaFile = "wal-meta.db"
+
+// checkList refuses a bbolt database that is shorter than it says: bbolt maps it into memory,
+// and to read behind the file's end would kill the process.
+func checkList(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the ledger's list of segments: %w", err)
+	}
+	// A meta page: a header of 16 bytes; magic, version, page size and flags of four each; root
+	// bucket and free list of 24; how many pages there are, the transaction, and a checksum of
+	// what is between it and the header, of eight each. bbolt goes by the newer of the two valid.
+	const header, magic, pagesAt, txAt, sumAt, end = 16, 0xED0CDAED, 56, 64, 72, 80
+	size := os.Getpagesize()
+	var pages, newest uint64
+	for page := range 2 {
+		m := data[min(page*size, len(data)):]
+		if len(m) < end || binary.NativeEndian.Uint32(m[header:]) != magic {
+			continue // bbolt says so itself, if the other is no better
+		}
+		sum := fnv.New64a()
+		_, _ = sum.Write(m[header:sumAt]) // never fails
+		if sum.Sum64() != binary.NativeEndian.Uint64(m[sumAt:]) {
+			continue
+		}
+		size = int(binary.NativeEndian.Uint32(m[header+8:]))
+		if tx := binary.NativeEndian.Uint64(m[txAt:]); tx >= newest {
+			newest, pages = tx, binary.NativeEndian.Uint64(m[pagesAt:])
+		}
+	}
+	if pages > uint64(len(data)) || pages*uint64(size) > uint64(len(data)) {
+		return &CorruptError{Path: path, Err: fmt.Errorf("it has %d bytes, but %d pages of %d: it was cut off", len(data), pages, size)}
 	}
 	return nil
 }

@@ -170,6 +170,8 @@ func TestDamaged(t *testing.T) {
 		file   func(dir string) string
 		damage func(text []byte) []byte
 	}{
+		{"a segment of the log is cut off", one("*.wal"), func(text []byte) []byte { return text[:bytes.Index(text, []byte("after-the-backup"))-100] }},
+		{"the list of segments is cut off", one("wal-meta.db"), func(text []byte) []byte { return text[:len(text)/3] }},
 		{"a bit of an entry has changed", one("*.wal"), func(text []byte) []byte {
 			return bytes.Replace(text, []byte("after-the-backup"), []byte("After-the-backup"), 1)
 		}},
