@@ -477,7 +477,14 @@ func (n *Node) restore(ctx context.Context, by admin.Actor, r io.Reader, force b
 }
 
 // setSwitches hands the cluster's kill switches and rungs, and this node's own, to the front door.
+// Facts are for the ledger's goroutine to bring, as they come in order; nil stands for the last:
+// whoever reads them himself may have been overtaken.
 func (n *Node) setSwitches(f *ledger.Facts) {
+	n.switching.Lock()
+	defer n.switching.Unlock()
+	if f != nil {
+		n.switched = f
+	}
 	s := &proxy.Switches{Tenants: map[string]*proxy.Kill{}, Keys: map[string]*proxy.Kill{}, Models: map[string]*proxy.Kill{}, Rungs: map[string]time.Time{}}
 	put := func(kind, name, reason string) {
 		k := &proxy.Kill{Reason: reason}
@@ -496,11 +503,13 @@ func (n *Node) setSwitches(f *ledger.Facts) {
 	for _, k := range own {
 		put(k.Kind, k.Name, k.Reason)
 	}
-	for _, k := range f.Kills.All() {
-		put(k.Kind.String(), k.Name, k.Reason)
-	}
-	for _, r := range f.Rungs.All() {
-		s.Rungs[r.Name] = r.Expires
+	if f = n.switched; f != nil {
+		for _, k := range f.Kills.All() {
+			put(k.Kind.String(), k.Name, k.Reason)
+		}
+		for _, r := range f.Rungs.All() {
+			s.Rungs[r.Name] = r.Expires
+		}
 	}
 	n.proxy.SetSwitches(s)
 }

@@ -73,6 +73,9 @@ type Node struct {
 	outdatedAt atomic.Int64  // Unix nanoseconds; from then on not, as it is that of an earlier view; 0: never
 	changed    chan struct{} // what follow goes by may have changed
 
+	switching sync.Mutex
+	switched  *ledger.Facts // whose kill switches and rungs are set; nil: none came yet
+
 	mu      sync.Mutex
 	now     standing
 	inForce chan struct{} // closed, and made anew, when a policy was put in force

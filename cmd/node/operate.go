@@ -252,7 +252,7 @@ func (n *Node) setNodeKill(_ context.Context, by admin.Actor, k admin.KillSwitch
 		return admin.Done{}, err
 	}
 	n.log.Warn("kill switch of this node", "kind", k.Kind, "name", k.Name, "on", k.On, "actor", by.Name)
-	n.setSwitches(n.truth.Facts())
+	n.setSwitches(nil)
 	return admin.Done{}, nil
 }
 
@@ -281,7 +281,7 @@ func (n *Node) report(ctx context.Context) {
 		now := time.Now()
 		if kills, next := n.alone.live(now); !next.Equal(expires) || len(kills) == 0 && !expires.IsZero() {
 			expires = next
-			n.setSwitches(n.truth.Facts())
+			n.setSwitches(nil)
 		}
 		if !n.cluster.Leased() {
 			continue
