@@ -16,6 +16,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/cluster/pki"
 	"headgate/proxy/edge"
@@ -138,6 +139,9 @@ func (c *Config) Validate() error {
 		return errors.New("HEADGATE_ADMIN_TOKEN is not set; set it to a long random string, the same on all nodes (with --dev one is made, and headgate init makes one)")
 	}
 	if err := c.exposed(); err != nil {
+		return err
+	}
+	if err := (&cluster.Config{Seeds: c.Join, BootstrapExpect: c.BootstrapExpect}).Validate(); err != nil {
 		return err
 	}
 	for route, limit := range c.MaxBody {

@@ -44,6 +44,7 @@ const (
 	sweepBudget = 1 << 17          // buckets looked at in one sweep
 	cutGrace    = 2 * time.Second  // after the drain, for the errors that end what is left
 	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
+	leaveGrace  = 10 * time.Second // after that, to leave the cluster and to write what is kept
 )
 
 // Node is a running gateway.
@@ -113,29 +114,46 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger, tls: bundle, started: time.Now(), registry: prometheus.NewRegistry(), changed: make(chan struct{}, 1), inForce: make(chan struct{})}
-	if err := n.devSecrets(); err != nil {
-		return nil, err
-	}
-	if err := n.loadSeed(ctx); err != nil {
-		return nil, &ConfigError{err}
-	}
-	if err := n.build(); err != nil {
-		return nil, err
-	}
-	err = n.listen(ctx)
-	if err == nil {
-		err = n.join(ctx)
-	}
-	if err != nil {
-		for _, l := range [...]net.Listener{n.frontLis, n.adminLis} {
-			if l != nil {
-				_ = l.Close() // nothing was accepted
-			}
-		}
-		n.pool.Close()
-		return nil, errors.Join(err, n.content.Close(ctx))
+	if err := n.open(ctx); err != nil {
+		return nil, errors.Join(err, n.discard(ctx))
 	}
 	return n, nil
+}
+
+// open makes what a node needs, in the order in which the parts need each other.
+func (n *Node) open(ctx context.Context) error {
+	if err := n.devSecrets(); err != nil {
+		return err
+	}
+	if err := n.loadSeed(ctx); err != nil {
+		return &ConfigError{err}
+	}
+	if err := n.build(); err != nil {
+		return err
+	}
+	if err := n.checkSeed(); err != nil {
+		return &ConfigError{fmt.Errorf("policy %s:\n%w", n.seedSource, err)}
+	}
+	if err := n.listen(ctx); err != nil {
+		return err
+	}
+	return n.join(ctx)
+}
+
+// discard closes what open made before it failed.
+func (n *Node) discard(ctx context.Context) error {
+	for _, l := range [...]net.Listener{n.frontLis, n.adminLis} {
+		if l != nil {
+			_ = l.Close() // nothing was accepted
+		}
+	}
+	if n.pool != nil {
+		n.pool.Close()
+	}
+	if n.content != nil {
+		return n.content.Close(context.WithoutCancel(ctx))
+	}
+	return nil
 }
 
 // join makes this node part of its cluster.
@@ -149,17 +167,11 @@ func (n *Node) join(ctx context.Context) error {
 		Listen: n.cfg.ClusterListen, Advertise: n.cfg.ClusterAdvertise, Seeds: n.cfg.Join, BootstrapExpect: expect, TLS: n.tls,
 		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Logger: n.log, Registerer: n.registry,
 	}
-	if err := cc.Validate(); err != nil {
-		return &ConfigError{err}
-	}
 	c, err := cluster.Open(ctx, cc)
 	if err != nil {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
 	n.cluster, n.truth = c, c.Ledger()
-	n.mu.Lock()
-	n.now.cameBack = c.CameBack()
-	n.mu.Unlock()
 	return nil
 }
 
@@ -271,7 +283,7 @@ func (n *Node) DevKey() string { return n.devKey }
 func (n *Node) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	failed := make(chan error, 3)
+	failed := make(chan error, 8) // one for each that is started
 	start := func(f func() error) {
 		wg.Go(func() {
 			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, context.Canceled) {
@@ -310,16 +322,24 @@ func (n *Node) drain() error {
 	defer cut.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n.cfg.DrainTimeout)+cutGrace)
 	defer cancel()
-	err := edge.Drain(ctx, n.front)
-	if errors.Is(err, context.DeadlineExceeded) {
-		n.log.Warn("connections were closed at the end of the drain")
-		err = nil
-	}
+	err := n.end(ctx, n.front)
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
 	defer cancel()
 	err = errors.Join(err, n.proxy.Wait(settle))
 	err = errors.Join(err, n.saveLevels()) // also if some did not settle: what they reserved is spent then
-	return errors.Join(err, n.cluster.Close(settle), n.admin.Shutdown(settle), n.content.Close(settle))
+	leave, cancel := context.WithTimeout(context.Background(), leaveGrace)
+	defer cancel()
+	return errors.Join(err, n.cluster.Close(leave), n.content.Close(leave), n.end(leave, n.admin))
+}
+
+// end stops a server. What it has still to do when ctx ends is cut, which is no failure.
+func (n *Node) end(ctx context.Context, s *http.Server) error {
+	err := edge.Drain(ctx, s)
+	if errors.Is(err, context.DeadlineExceeded) {
+		n.log.Warn("connections were closed at the end of the drain")
+		return nil
+	}
+	return err
 }
 
 // sweep forgets full buckets, a bounded number at a time.

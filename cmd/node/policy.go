@@ -27,7 +27,7 @@ const savedPolicy = "policy.yaml"
 // sourceDev is the policy that a development node makes for its upstream.
 const sourceDev = "dev"
 
-// loadSeed finds the policy for an empty ledger, and checks it before anything starts.
+// loadSeed finds the policy for an empty ledger.
 func (n *Node) loadSeed(ctx context.Context) (err error) {
 	n.seedSource = n.cfg.Policy
 	switch {
@@ -46,10 +46,19 @@ func (n *Node) loadSeed(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("read the policy: %w", err)
 	}
-	if _, err := ledger.ParsePolicy(n.seedText); err != nil {
-		return fmt.Errorf("policy %s:\n%w", n.seedSource, err)
-	}
 	return nil
+}
+
+// checkSeed says why this node could not use the seed, before anything starts.
+func (n *Node) checkSeed() error {
+	if n.seedText == nil {
+		return nil
+	}
+	p, err := ledger.ParsePolicy(n.seedText)
+	if err != nil {
+		return err
+	}
+	return n.usable(p)
 }
 
 // devPolicy makes a generous policy for one tenant before one upstream, whose models it asks.
