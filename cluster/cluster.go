@@ -116,7 +116,6 @@ type Cluster struct {
 	next   *Proposer
 	trail  trail // of this replica, while it leads
 	led    int64 // since when this node leads; lead's own
-	came   bool  // its data folder was part of a cluster before
 
 	wg sync.WaitGroup // what Open started
 
@@ -295,7 +294,6 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 		return err
 	}
 	c.raftTr.ledger.Store(c.ledger)
-	c.came = c.ledger.HasState()
 	return nil
 }
 
@@ -375,9 +373,6 @@ func (c *Cluster) Ledger() *ledger.Ledger { return c.ledger }
 
 // Incarnation is this process's.
 func (c *Cluster) Incarnation() uint64 { return c.incarnation }
-
-// CameBack tells whether an earlier process with this one's data folder was part of the cluster.
-func (c *Cluster) CameBack() bool { return c.came }
 
 // Address is where others reach this node's gossip.
 func (c *Cluster) Address() string { return c.address }

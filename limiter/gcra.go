@@ -22,6 +22,23 @@ func (l *Limit) deficit(s *State, now int64) wide {
 	return product(s.a-now, l.Rate.Count).plus(wide{0, uint64(s.b)})
 }
 
+// carry is a deficit under from as it is under l. Between parts of different size the level
+// is what stays, as far as it has room: the deficit grows and shrinks with the burst.
+func (l *Limit) carry(deficit wide, from *Limit) wide {
+	deficit = deficit.scaleUp(int64(l.Rate.Per), int64(from.Rate.Per))
+	if l.Parts == from.Parts {
+		return deficit
+	}
+	if l.Burst > from.Burst {
+		return deficit.plus(product(l.Burst-from.Burst, int64(l.Rate.Per)))
+	}
+	shrunk := product(from.Burst-l.Burst, int64(l.Rate.Per))
+	if deficit.less(shrunk) {
+		return wide{}
+	}
+	return deficit.minus(shrunk)
+}
+
 // owe sets the TAT from a deficit. One that ends after the clock does is cut
 // off there.
 func (l *Limit) owe(s *State, now int64, deficit wide) {

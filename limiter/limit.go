@@ -162,6 +162,9 @@ type Limit struct {
 	// Revision numbers the policy that the limit came from; where two meet in
 	// one bucket the higher one binds.
 	Revision uint64
+	// Parts says of how many equal parts of a whole this limit is one; 0 is the
+	// whole. Where it changes Convert keeps the level instead of the deficit.
+	Parts int32
 }
 
 // Validate says what is wrong with a limit and what to write instead. The

@@ -199,7 +199,9 @@ func (l *Limit) Full(s *State, now int64) bool {
 // Convert carries s over from the limit that it was used with to l, when a
 // limit is changed at run time. What was spent stays spent: the deficit is kept
 // in units, rounded up where the new limit cannot express it, and debt stays
-// debt. A raised burst or count is there at once. Between windows of different
+// debt. A raised burst or count is there at once, save where a GCRA comes to be
+// another part of its whole: then the level is kept, as far as it has room,
+// since what one part gains another may have spent. Between windows of different
 // length, or different algorithms, the deficit counts as spent in the window,
 // or at the instant, of now. Slots in use are not spending and do not become
 // any: between a semaphore and any other algorithm the bucket starts full.
@@ -211,7 +213,7 @@ func (l *Limit) Convert(s *State, now int64, from *Limit) {
 	case l.Algorithm == Semaphore || from.Algorithm == Semaphore:
 		*s = State{last: now}
 	case l.Algorithm == GCRA && from.Algorithm == GCRA:
-		l.owe(s, now, from.deficit(s, now).scaleUp(int64(l.Rate.Per), int64(from.Rate.Per)))
+		l.owe(s, now, l.carry(from.deficit(s, now), from))
 	case l.windowed() && from.windowed() && samePer:
 		from.roll(s, now)
 		if l.Algorithm == FixedWindow {

@@ -48,6 +48,7 @@ func (s Share) split(l *limiter.Limit) (none bool) {
 	part, none := s.of(*l)
 	if !none {
 		*l = part
+		l.Parts = int32(s.Of)
 	}
 	return none
 }

@@ -29,7 +29,6 @@ type standing struct {
 
 	entered   uint64 // epoch of the first view with a share for this process; 0: none yet
 	enteredAt int64  // by the buckets' clock
-	cameBack  bool   // an earlier process with this data folder was a member
 	levels    bool   // what an earlier process saved was seen to
 }
 

@@ -34,9 +34,8 @@ type levelsHead struct {
 }
 
 // restoreLevels is done once, before the first request is decided; n.mu is held. A process
-// that comes back without saved levels starts with empty buckets: the one before it crashed, and
-// spent nobody knows what. A newcomer starts with full ones: the others' shares shrink by as
-// much and keep what is spent of them.
+// without saved levels starts with full buckets only if it founded its cluster: one that
+// crashed spent nobody knows what, and what a newcomer's share is was others' until now.
 func (n *Node) restoreLevels() error {
 	s := &n.now
 	if s.levels {
@@ -47,7 +46,7 @@ func (n *Node) restoreLevels() error {
 	floor := min(now, s.enteredAt+int64(cluster.TakeoverWait)) // it could spend since then, though perhaps there was no policy
 	err := os.Rename(path, used)
 	if errors.Is(err, fs.ErrNotExist) {
-		if s.cameBack {
+		if s.entered > 1 {
 			n.limits.SetFloor(floor)
 			n.log.Info("no saved levels: buckets start empty where they fill within a minute", "epoch", s.entered)
 		}

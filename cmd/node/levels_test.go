@@ -180,8 +180,8 @@ func (n *Node) take(cost int64) (remaining int64) {
 	return ds[0].Remaining
 }
 
-// Who is new starts full, who comes back without saved levels starts empty; it is done once,
-// and who decided nothing leaves the file alone.
+// Who founds a cluster starts full, who enters one later starts empty where nothing was saved; it
+// is done once, and who decided nothing leaves the file alone.
 func TestLevelsAreRestoredOnce(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, levelsFile)
@@ -189,7 +189,6 @@ func TestLevelsAreRestoredOnce(t *testing.T) {
 	restored := func(entered uint64, ago int64) (*Node, int64, string) {
 		var log strings.Builder
 		n := unjoined(t, dir, &log)
-		n.now.cameBack = entered > 1
 		n.now.entered, n.now.enteredAt, n.now.view, n.now.spent = entered, n.proxy.Now()-ago, &ledger.View{Epoch: 7}, ledger.Share{Rank: 1, Of: 3}
 		if err := n.restoreLevels(); err != nil {
 			t.Fatal(err)
@@ -199,14 +198,14 @@ func TestLevelsAreRestoredOnce(t *testing.T) {
 		return n, ds[0].Remaining, log.String()
 	}
 	if _, level, log := restored(1, 0); level != 1 || log != "" {
-		t.Errorf("a newcomer has %d: %s", level, log)
+		t.Errorf("a founder has %d: %s", level, log)
 	}
 	if _, level, _ := restored(4, int64(2*time.Minute)); level != 1 {
-		t.Errorf("who came back two minutes before the first policy has %d", level)
+		t.Errorf("who entered two minutes before the first policy has %d", level)
 	}
 	back, level, log := restored(4, 0)
 	if level != 0 || !strings.Contains(log, "no saved levels") {
-		t.Errorf("who came back has %d: %s", level, log)
+		t.Errorf("who entered has %d: %s", level, log)
 	}
 	if back.take(4) != 6 {
 		t.Error("an hour's limit is not full")
