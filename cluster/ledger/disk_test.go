@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -156,6 +157,47 @@ func TestFullDisk(t *testing.T) {
 	if f := n.ledger.Facts(); get(f, "x") != "before" || get(f, "y") != "after" {
 		t.Errorf("after a restart x is %q and y %q", get(f, "x"), get(f, "y"))
 	}
+}
+
+func TestHealthIsReadWhileTheDiskFails(t *testing.T) {
+	disk := &fullDisk{FS: walfs.New()}
+	s := openTestStore(t, t.TempDir(), disk)
+	if err := s.StoreLogs(entries(1, 1, 10)); err != nil {
+		t.Fatal(err)
+	}
+	end := make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				if err := s.err(); err != nil && !errors.Is(err, syscall.ENOSPC) {
+					t.Errorf("health: %v", err)
+				}
+			}
+		}
+	})
+	for range 3 {
+		disk.full.Store(true)
+		if err := s.StoreLogs(entries(2, 2, 10)); err == nil {
+			t.Error("a full disk took an entry")
+		}
+		if s.err() == nil {
+			t.Error("a full disk is called healthy")
+		}
+		disk.full.Store(false)
+		until(t, "writes once there is space", func() bool { return s.StoreLogs(entries(2, 2, 10)) == nil })
+		if err := s.err(); err != nil {
+			t.Errorf("with space again: %v", err)
+		}
+		if err := s.DeleteRange(2, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(end)
+	reader.Wait()
 }
 
 func TestFullDiskOfALeader(t *testing.T) {

@@ -329,9 +329,15 @@ func (s *store) write(do func(*walLog) error) error {
 	if errors.Is(err, wal.ErrClosed) {
 		return err
 	}
-	s.broken = s.explain(err)
-	s.health.Store(&s.broken)
-	return s.broken
+	return s.ail(err)
+}
+
+// ail keeps why the log takes no more writes, and gives it. Callers hold writing.
+func (s *store) ail(err error) error {
+	err = s.explain(err)
+	s.broken = err
+	s.health.Store(&err)
+	return err
 }
 
 // repair opens the log anew and cuts off what was written but never acknowledged. Where the
@@ -349,9 +355,7 @@ func (s *store) repair() error {
 		if damaged := (*CorruptError)(nil); errors.As(err, &damaged) {
 			s.onFatal(damaged)
 		}
-		s.broken = s.explain(err)
-		s.health.Store(&s.broken)
-		return s.broken
+		return s.ail(err)
 	}
 	s.broken = nil
 	return nil
