@@ -46,11 +46,14 @@ var _ raft.BatchingFSM = (*fsm)(nil)
 // Apply applies one entry.
 func (f *fsm) Apply(entry *raft.Log) any { return f.ApplyBatch([]*raft.Log{entry})[0] }
 
-// ApplyBatch applies the entries in order and then tells of the changes, once.
+// ApplyBatch applies the entries in order and then tells of the changes: of each view, and of
+// where all of them led.
 func (f *fsm) ApplyBatch(entries []*raft.Log) []any {
 	outcomes := make([]any, len(entries))
 	f.mu.Lock()
 	before := f.failed
+	view := f.state.Facts().View
+	var tell []*Facts
 	for i, entry := range entries {
 		if entry.Type != raft.LogCommand {
 			continue
@@ -61,11 +64,15 @@ func (f *fsm) ApplyBatch(entries []*raft.Log) []any {
 			f.failed = o.err
 		}
 		outcomes[i] = o
+		if v := f.state.Facts().View; v != view {
+			view, tell = v, f.toTell(tell)
+		}
 	}
-	failed, facts := f.failed, f.toTell()
+	failed := f.failed
+	tell = f.toTell(tell)
 	f.wake()
 	f.mu.Unlock()
-	if facts != nil {
+	for _, facts := range tell {
 		f.changed(facts)
 	}
 	if before == nil && failed != nil {
@@ -94,14 +101,14 @@ func (f *fsm) apply(entry *raft.Log) (result *ledgerpb.Result, err error) {
 	return result, nil
 }
 
-// toTell returns the facts if they changed since they were told last. Callers hold mu.
-func (f *fsm) toTell() *Facts {
+// toTell adds the facts to those to tell if they changed since. Callers hold mu.
+func (f *fsm) toTell(tell []*Facts) []*Facts {
 	facts := f.state.Facts()
 	if facts.Changed == f.told {
-		return nil
+		return tell
 	}
 	f.told = facts.Changed
-	return facts
+	return append(tell, facts)
 }
 
 // wake lets those in wait look again. Callers hold mu.

@@ -194,6 +194,38 @@ func TestChangedIsToldOnEveryNode(t *testing.T) {
 	})
 }
 
+func TestEveryViewOfABatchIsTold(t *testing.T) {
+	var told []uint64
+	f := newFSM(func(facts *Facts) { told = append(told, facts.View.Epoch) }, func(err error) { t.Error(err) })
+	var batch []*raft.Log
+	add := func(c *ledgerpb.Command) {
+		c.Version = 1
+		batch = append(batch, &raft.Log{Index: uint64(len(batch) + 1), Type: raft.LogCommand, Data: mustMarshal(t, c)})
+	}
+	view := func(epoch uint64, names ...string) {
+		v := View{Epoch: epoch, Partitions: 7, RingVersion: 1}
+		for _, name := range names {
+			v.Members = append(v.Members, Member{Name: name, Incarnation: 1})
+		}
+		add(&ledgerpb.Command{Body: &ledgerpb.Command_SetView{SetView: &ledgerpb.SetView{View: v.Message()}}})
+	}
+	view(1, "a")
+	view(2, "a", "b")
+	add(set("x", "1"))
+	view(3, "a")
+	add(set("x", "2"))
+	add(set("x", "3"))
+	for _, o := range f.ApplyBatch(batch) {
+		if o := o.(*outcome); o.err != nil || o.result.GetCode() != "" {
+			t.Fatalf("%+v", o)
+		}
+	}
+	// A view that is skipped costs its members a wait; of all else the last is enough.
+	if want := []uint64{1, 2, 3, 3}; !slices.Equal(told, want) {
+		t.Errorf("told of epochs %v, want %v", told, want)
+	}
+}
+
 func TestJoinAsNonvoterAndPromotion(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, c *testCluster) {
 		c.bootstrap(1)
