@@ -1,11 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -90,11 +90,7 @@ func explainCommand() *cobra.Command {
 	c.Flags().Int64Var(&q.Input, "input", 0, "input tokens")
 	c.Flags().Int64Var(&q.Output, "output", 0, "output tokens")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		body, err := json.Marshal(q)
-		if err != nil {
-			return err
-		}
-		return show(c, a, http.MethodPost, "/admin/v1/explain", body, printExplanation)
+		return send(c, a, http.MethodPost, "/admin/v1/explain", q, printExplanation)
 	}
 	return c
 }
@@ -105,18 +101,44 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 	if !e.Admitted {
 		verdict = "refused by " + e.Refused
 	}
-	fmt.Fprintf(w, "%s: %d input and %d output tokens, $%s\n\nLIMIT\tSCOPE\tUNIT\tCOSTS\tLEFT\tVERDICT\n", verdict, e.Input, e.Output, ledger.NanoUSD(e.NanoUSD))
-	for _, l := range e.Limits {
-		v := "admits"
-		switch {
-		case l.Admitted:
-		case l.Shadow:
-			v = "would refuse (shadow)"
-		case l.RetryAfterMS < 0:
-			v = "refuses; waiting does not help"
-		default:
-			v = "refuses; again in " + (time.Duration(l.RetryAfterMS) * time.Millisecond).String()
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, l.Remaining, v)
+	fmt.Fprintf(w, "%s: %d input and %d output tokens, $%s\n", verdict, e.Input, e.Output, ledger.NanoUSD(e.NanoUSD))
+	if e.Reason != "" {
+		fmt.Fprintln(w, e.Reason)
 	}
+	if len(e.Rungs) > 0 {
+		fmt.Fprintf(w, "the ladder: %s; it would be tried with model %s\n", strings.Join(e.Rungs, ", "), e.Model)
+	}
+	if e.Degraded {
+		fmt.Fprintln(w, "this node is cut off from its cluster")
+	}
+	if e.Override != "" {
+		fmt.Fprintf(w, "while this node is cut off its override says %s\n", e.Override)
+	}
+	fmt.Fprintln(w, "\nLIMIT\tSCOPE\tUNIT\tCOSTS\tLEFT\tVERDICT")
+	for _, l := range e.Limits {
+		left := strconv.FormatInt(l.Remaining, 10)
+		if l.Instead != "" { // its bucket was not asked
+			left = "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l))
+	}
+}
+
+// limitVerdict is what one limit says.
+func limitVerdict(l proxy.ExplainLimit) string {
+	switch {
+	case l.Instead == "allow":
+		return "admits, uncounted (cut off)"
+	case l.Admitted:
+		return "admits"
+	case l.Shadow:
+		return "would refuse (shadow)"
+	case l.Instead == "deny":
+		return "refuses (cut off)"
+	case l.Instead == "no_share":
+		return "refuses: the share of this node is nothing"
+	case l.RetryAfterMS < 0:
+		return "refuses; waiting does not help"
+	}
+	return "refuses; again in " + (time.Duration(l.RetryAfterMS) * time.Millisecond).String()
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headgate/cluster/ledger"
+	"headgate/proxy"
 	"headgate/proxy/admin"
 )
 
@@ -81,6 +82,15 @@ func (f *fakeCluster) config() admin.Config {
 				Name: "west", ID: "00112233445566778899aabbccddeeff", Incarnation: "ab", Leader: "gw-2", Epoch: 3, Members: []string{"gw-1", "gw-2"},
 				ViewLease: admin.ViewLease{Held: true, UntilMS: 812},
 			}}
+		},
+		Explain: func(q admin.ExplainRequest) (any, error) {
+			e := proxy.Explanation{Refused: "kill switch", Reason: "a leak", Model: "small", Rungs: []string{"smaller_model", "shed_best_effort"}, Degraded: true, Override: "deny", Limits: []proxy.ExplainLimit{
+				{Name: "a", Instead: "allow", Admitted: true}, {Name: "d", Instead: "deny"}, {Name: "n", Instead: "no_share"}, {Name: "s", Instead: "no_share", Shadow: true},
+			}}
+			if q.Tenant == "plain" {
+				e = proxy.Explanation{Admitted: true, Model: "m"}
+			}
+			return e, nil
 		},
 		PolicyText: func(_ context.Context, revision uint64) (admin.PolicyText, error) {
 			return admin.PolicyText{Revision: 4, Text: fmt.Appendf(nil, "# revision %d\nversion: 1\n", revision)}, nil
@@ -165,6 +175,11 @@ func TestCommandsAsk(t *testing.T) {
 		{"apply -f " + policy + " --dry-run --expected 4", admin.PolicyChange{Text: []byte("version: 1\n"), DryRun: true, Expected: &four}, []string{"nothing was applied"}},
 		{"apply --rollback 2 --expected 4", admin.Rollback{Revision: 2, Expected: &four}, []string{"applied as revision 5"}},
 		{"apply --rollback 2 --dry-run", admin.PolicyChange{Text: []byte("# revision 2\nversion: 1\n"), DryRun: true}, []string{"nothing was applied"}},
+		{"explain --tenant plain --model m", nil, []string{"admitted: 0 input and 0 output tokens, $0.00\n\nLIMIT"}},
+		{"explain --tenant acme --model m", nil, []string{
+			"refused by kill switch: 0 input", "a leak\n", "the ladder: smaller_model, shed_best_effort; it would be tried with model small\n", "\nthis node is cut off from its cluster\n", "its override says deny\n",
+			"-     admits, uncounted (cut off)", "-     refuses (cut off)", "-     refuses: the share of this node is nothing", "-     would refuse (shadow)",
+		}},
 		{"policy show", nil, []string{"# revision 0\n"}},
 		{"policy show --revision 3", nil, []string{"# revision 3\n"}},
 		{"policy revisions", nil, []string{"REVISION", "2026-06-01T12:00:00Z", "as revision 2, in force"}},
