@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"strings"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
@@ -50,8 +52,25 @@ func (a *client) call(ctx context.Context, method, path string, body []byte) ([]
 	if err != nil {
 		return nil, err
 	}
+	return whole(resp)
+}
+
+// whole reads an answer to its end.
+func whole(resp *http.Response) ([]byte, error) {
 	defer func() { _ = resp.Body.Close() }()
-	return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	switch {
+	case err == nil:
+		return raw, nil
+	case resp.Request.Method != http.MethodGet:
+		return nil, lost(err)
+	}
+	return nil, fmt.Errorf("the answer broke off: %w", err)
+}
+
+// lost is an answer to a change: the change is made, or not.
+func lost(err error) error {
+	return fmt.Errorf("the node's answer was lost: %w; what was asked for may or may not have been done, look with headgate audit", err)
 }
 
 // copy writes an answer of any length to w.
@@ -111,6 +130,8 @@ func (a *client) open(ctx context.Context, method, path string, body io.Reader) 
 	if err != nil {
 		return nil, err
 	}
+	var sent atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { sent.Store(true) }})
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(a.url, "/")+path, body)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--admin: %w", err)}
@@ -118,7 +139,7 @@ func (a *client) open(ctx context.Context, method, path string, body io.Reader) 
 	req.Header.Set("Authorization", "Bearer "+token)
 	resp, err := hc.Do(req)
 	if err != nil {
-		return nil, noAnswer(method, err)
+		return nil, noAnswer(method != http.MethodGet && sent.Load(), err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -127,14 +148,14 @@ func (a *client) open(ctx context.Context, method, path string, body io.Reader) 
 	return nil, refused(resp)
 }
 
-// noAnswer says what may be wrong when none came.
-func noAnswer(method string, err error) error {
+// noAnswer says what may be wrong when none came. asked: for a change.
+func noAnswer(asked bool, err error) error {
 	var authority x509.UnknownAuthorityError
 	switch {
 	case errors.As(err, &authority):
 		return fmt.Errorf("the node's certificate is not trusted: %w; name the file of its authority with --ca", err)
-	case method != http.MethodGet && errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the node did not answer in time: %w; what was asked for may or may not have been done, look with headgate audit", err)
+	case asked:
+		return lost(err)
 	}
 	return fmt.Errorf("no answer from the node: %w; is it running, and is --admin right?", err)
 }

@@ -150,8 +150,7 @@ func restoreCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = resp.Body.Close() }()
-		raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+		raw, err := whole(resp)
 		if err != nil {
 			return err
 		}

@@ -310,6 +310,46 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// TestAnAnswerThatIsLost may be one to a change that was made.
+func TestAnAnswerThatIsLost(t *testing.T) {
+	t.Parallel()
+	aborting := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
+	t.Cleanup(aborting.Close)
+	cutting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "{")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(cutting.Close)
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	const unknown, none = "may or may not have been done", "is it running"
+	for _, c := range []struct{ url, args, says, not string }{
+		{aborting.URL, "kill tenant acme", unknown, none},
+		{aborting.URL, "ledger restore " + emptyBackup(t), unknown, none},
+		{aborting.URL, "status", none, unknown},
+		{cutting.URL, "kill tenant acme", unknown, none},
+		{cutting.URL, "ledger restore " + emptyBackup(t), unknown, none},
+		{cutting.URL, "status", "the answer broke off", unknown},
+		{closed.URL, "kill tenant acme", none, unknown},
+	} {
+		r := runCLI(t, []string{"HEADGATE_ADMIN=" + c.url, "HEADGATE_ADMIN_TOKEN=" + cliToken}, strings.Fields(c.args)...)
+		if r.code != 1 || !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr, c.not) {
+			t.Errorf("headgate %s: %+v", c.args, r)
+		}
+	}
+}
+
+// emptyBackup is a file that a restore would take.
+func emptyBackup(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	if err := ledger.NewState().Capture().Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return writeFile(t, "headgate.backup", b.String())
+}
+
 // TestAdminOverTLS: the node's authority comes with --ca.
 func TestAdminOverTLS(t *testing.T) {
 	t.Parallel()
