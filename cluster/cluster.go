@@ -103,19 +103,21 @@ type Cluster struct {
 	incarnation uint64
 	address     string // of the gossip, as others reach it
 
-	ledger *ledger.Ledger
-	gossip *Gossip
-	fence  *Fence
-	keeper *Keeper
-	peers  *peers
-	server *grpc.Server
-	raftTr *resending
-	views  chan *ledger.View // to step to
-	asked  chan struct{}     // a new view was stepped to: ask for its lease at once
-	ousted chan struct{}     // closed when another process has this one's name in the view
-	next   *Proposer
-	trail  trail // of this replica, while it leads
-	led    int64 // since when this node leads; lead's own
+	ledger  *ledger.Ledger
+	gossip  *Gossip
+	gossips chan struct{} // closed when gossip is there: the ledger asks before
+	fence   *Fence
+	keeper  *Keeper
+	peers   *peers
+	server  *grpc.Server
+	raftTr  *resending
+	views   chan *ledger.View // to step to
+	asked   chan struct{}     // a new view was stepped to: ask for its lease at once
+	ousted  chan struct{}     // closed when another process has this one's name in the view
+	told    uint64            // the epoch that changed was told last; its own
+	next    *Proposer
+	trail   trail // of this replica, while it leads
+	led     int64 // since when this node leads; lead's own
 
 	wg sync.WaitGroup // what Open started
 
@@ -134,6 +136,7 @@ func Open(ctx context.Context, cfg Config) (*Cluster, error) {
 	c := &Cluster{
 		cfg: cfg, log: cfg.Logger, incarnation: NewIncarnation(), next: NewProposer(ViewConfig{}),
 		views: make(chan *ledger.View, viewsPending), asked: make(chan struct{}, 1), ousted: make(chan struct{}),
+		gossips: make(chan struct{}),
 	}
 	var err error
 	if c.serverID, err = StoredServerID(cfg.DataDir, cfg.Name); err != nil {
@@ -193,17 +196,21 @@ func (c *Cluster) open(ctx context.Context) error {
 	c.keeper = NewKeeper(c.ledger.Barrier, func() *ledger.View { return c.ledger.Facts().View })
 	c.server = newServer(c.cfg.ClusterName, creds, c.log)
 	clusterpb.RegisterClusterServer(c.server, service{c: c})
+	if err := c.openGossip(); err != nil {
+		return errors.Join(err, rpc.Close())
+	}
 	c.wg.Go(func() { _ = c.server.Serve(rpc) }) // ends with close, and then with no other error than that
-	if err := c.openGossip(ctx); err != nil {
+	c.registerMetrics()
+	ctx, cancel := context.WithTimeout(ctx, joinPatience)
+	defer cancel()
+	if err := c.gossip.Join(ctx); err != nil && !errors.Is(err, ErrNotJoined) {
 		return err
 	}
-	c.registerMetrics()
 	return nil
 }
 
 // Run keeps the node's view lease and does what falls to a leader, until ctx ends. It returns
-// early with an error that the process should end with: another node has this one's name, or
-// this replica of the ledger has stopped.
+// early with an error that the process should end with: another node has this one's name.
 func (c *Cluster) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -297,7 +304,7 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	return nil
 }
 
-func (c *Cluster) openGossip(ctx context.Context) error {
+func (c *Cluster) openGossip() error {
 	gc := GossipConfig{
 		Name: c.cfg.Name, Incarnation: c.incarnation, ServerID: c.serverID, Bind: c.cfg.Listen, Advertise: c.cfg.Advertise,
 		ClusterName: c.cfg.ClusterName, Protocol: Protocol, Version: c.cfg.Version, Seeds: c.cfg.Seeds, Transport: c.cfg.Seams.Gossip,
@@ -311,11 +318,7 @@ func (c *Cluster) openGossip(ctx context.Context) error {
 	if c.gossip, err = StartGossip(gc); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, joinPatience)
-	defer cancel()
-	if err := c.gossip.Join(ctx); err != nil && !errors.Is(err, ErrNotJoined) {
-		return err
-	}
+	close(c.gossips)
 	return nil
 }
 
@@ -406,7 +409,8 @@ func (c *Cluster) Epoch() uint64 { return c.fence.Epoch() }
 // changed runs in the ledger's goroutine. A view that finds no room is skipped: the next one
 // then shows a gap, and every partition waits.
 func (c *Cluster) changed(f *ledger.Facts) {
-	if f.View != nil {
+	if f.View != nil && f.View.Epoch != c.told {
+		c.told = f.View.Epoch
 		select {
 		case c.views <- f.View:
 		default:
@@ -809,7 +813,9 @@ func (f forwarder) Propose(ctx context.Context, _ raft.ServerID, address raft.Se
 
 // servers are the nodes as the ledger needs to know them.
 func (c *Cluster) servers() []ledger.Server {
-	if c.gossip == nil {
+	select {
+	case <-c.gossips:
+	default:
 		return nil
 	}
 	members := c.gossip.Members()
