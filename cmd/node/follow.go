@@ -132,36 +132,56 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
+// retryEvery is how often a policy that this node can't use is tried again: what it lacks may come.
+const retryEvery = 10 * time.Second
+
 // compile puts in force what has changed, and says when something will change by itself. A
 // policy that this node can't use leaves the one before in force, and the node not ready.
 func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := &n.now
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
 	share, ok := s.spendable(now)
 	n.entered.Store(ok)
-	if ok && f.Policy != nil && n.due(f.Policy, share, now) {
-		err := n.putInForce(f.Policy, share, now)
-		if err != nil && (s.problem == nil || s.problem.Error() != err.Error()) {
-			n.log.Error("a policy can't be put in force here; the one before stays", "revision", f.Policy.Revision, "error", err)
-		}
-		s.problem, s.unusable = err, f.Policy.Revision
-		if err != nil && s.policy != nil && n.due(s.policy, share, now) { // its share and its ramps change all the same
-			if err := n.putInForce(s.policy, share, now); err != nil {
-				n.log.Error("the limits in force can't be brought up to date", "revision", s.policy.Revision, "error", err)
-			}
+	if ok && f.Policy != nil {
+		n.bring(f.Policy, share, now)
+		if s.problem != nil {
+			sooner(now.Add(retryEvery))
 		}
 	}
 	if !ok || s.index == nil || s.spent == share {
 		n.outdatedAt.Store(0)
 	}
 	if s.index != nil {
-		next = s.index.NextRamp
+		sooner(s.index.NextRamp)
 	}
-	if now.Before(s.settledAt) && (next.IsZero() || s.settledAt.Before(next)) {
-		next = s.settledAt
+	if now.Before(s.settledAt) {
+		sooner(s.settledAt)
 	}
 	return next
+}
+
+// bring puts a policy in force for a share, if that is due; n.mu is held.
+func (n *Node) bring(r *ledger.PolicyRevision, share ledger.Share, now time.Time) {
+	s := &n.now
+	var err error
+	if n.due(r, share, now) {
+		err = n.putInForce(r, share, now)
+	}
+	if err != nil && (s.problem == nil || s.problem.Error() != err.Error()) {
+		n.log.Error("a policy can't be put in force here; the one before stays", "revision", r.Revision, "error", err)
+	}
+	s.problem, s.unusable = err, r.Revision
+	if err != nil && s.policy != nil && n.due(s.policy, share, now) { // its share and its ramps change all the same
+		if err := n.putInForce(s.policy, share, now); err != nil {
+			n.log.Error("the limits in force can't be brought up to date", "revision", s.policy.Revision, "error", err)
+		}
+	}
 }
 
 // due says whether the index must be made anew; n.mu is held.
@@ -241,18 +261,19 @@ func (n *Node) awaitRevision(ctx context.Context, revision uint64) error {
 func (n *Node) seed(ctx context.Context) {
 	t := time.NewTicker(100 * time.Millisecond)
 	defer t.Stop()
-	for first := true; ; first = false {
+	for said := ""; ; {
 		f := n.truth.Facts()
 		switch {
 		case f.Policy != nil:
 			n.compareSeed(f.Policy)
 			return
-		case n.seedText == nil && first:
+		case n.seedText == nil && n.cluster.Epoch() > 0: // before, it may only not have come here yet
 			n.log.Warn("there is no policy yet; apply one: headgate apply -f policy.yaml")
 			return
-		case len(f.ClusterID) > 0:
-			if err := n.proposeSeed(ctx); err != nil && ctx.Err() == nil {
-				n.log.Info("the policy waits for the ledger", "error", err)
+		case n.seedText != nil && len(f.ClusterID) > 0:
+			if err := n.proposeSeed(ctx); err != nil && ctx.Err() == nil && err.Error() != said {
+				said = err.Error()
+				n.log.Info("the policy waits for the ledger", "policy", n.seedSource, "error", err)
 			}
 		}
 		select {

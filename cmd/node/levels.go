@@ -90,10 +90,11 @@ func (n *Node) loadLevels(path string, now int64) (head levelsHead, buckets int,
 }
 
 // saveLevels is for when everything is settled. A process that decided nothing leaves what an
-// earlier one saved as it is.
+// earlier one saved as it is, and takes nothing of it any more.
 func (n *Node) saveLevels() error {
 	n.mu.Lock()
 	s := n.now
+	n.now.levels = true
 	n.mu.Unlock()
 	if !s.levels {
 		return nil

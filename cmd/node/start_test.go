@@ -2,8 +2,15 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"headgate/cluster/ledger"
+	"headgate/cluster/pki"
 )
 
 // TestNewRefusesWhatCannotBeUsed as a mistake of the operator's, before anything listens.
@@ -39,5 +46,59 @@ tenants: [{name: dev, plan: p}]
 				t.Errorf("Validate: %v", err)
 			}
 		})
+	}
+}
+
+// TestAPolicyThatCannotBeUsed leaves the one before in force, is tried again, and is forgotten where the
+// cluster goes back to what is in force here.
+func TestAPolicyThatCannotBeUsed(t *testing.T) {
+	authority := filepath.Join(t.TempDir(), "pki")
+	if _, err := pki.Init(authority, pki.Options{ClusterName: "west", Nodes: []pki.NodeCert{{Name: "gw-1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), "ca.pem")
+	text := fmt.Sprintf(governPolicy, "https://127.0.0.1:1")
+	first := &ledger.Facts{Policy: &ledger.PolicyRevision{Revision: 1, Text: []byte(text)}}
+	second := &ledger.Facts{Policy: &ledger.PolicyRevision{Revision: 2, Text: []byte(strings.Replace(text, `1"}`, `1", ca_file: `+missing+`}`, 1))}}
+	n, _ := unclustered(t, first)
+	now := time.Now()
+	check := func(f *ledger.Facts, now time.Time, inForce uint64, problem bool) (next time.Time) {
+		t.Helper()
+		next = n.compile(f, now)
+		if s := n.current(); s.policy.Revision != inForce || (s.problem != nil) != problem {
+			t.Errorf("revision %d is in force, problem %v; want %d, %v", s.policy.Revision, s.problem, inForce, problem)
+		}
+		return next
+	}
+	check(second, now, 1, true)
+	check(first, now, 1, false)
+	next := check(second, now, 1, true)
+	if next.IsZero() || next.Sub(now) > time.Minute {
+		t.Errorf("it is tried again at %v, now is %v", next, now)
+	}
+	pem, err := os.ReadFile(filepath.Join(authority, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(missing, pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(second, next, 2, false)
+}
+
+// TestAnEndingNodeTakesNoLevelsAway: it would not save them again.
+func TestAnEndingNodeTakesNoLevelsAway(t *testing.T) {
+	n, truth := unclustered(t, &ledger.Facts{})
+	path := filepath.Join(n.cfg.DataDir, levelsFile)
+	if err := os.WriteFile(path, []byte("of the process before"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.saveLevels(); err != nil {
+		t.Fatal(err)
+	}
+	truth.facts.Store(&ledger.Facts{Policy: &ledger.PolicyRevision{Revision: 1, Text: fmt.Appendf(nil, governPolicy, "http://127.0.0.1:1")}})
+	n.compile(truth.Facts(), time.Now())
+	if text, err := os.ReadFile(path); err != nil || string(text) != "of the process before" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
