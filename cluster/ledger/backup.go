@@ -55,12 +55,12 @@ func (l *Ledger) Backup(ctx context.Context, w io.Writer, stale bool) error {
 // proposed meanwhile is lost, and said to be unknown. An error may leave it unknown
 // whether the restore was done: look at the hash.
 func (l *Ledger) Restore(ctx context.Context, r io.Reader, force bool) (*Facts, error) {
-	l.restoring.Lock()
-	defer l.restoring.Unlock()
 	restored, err := ReadState(bufio.NewReaderSize(r, 64<<10))
 	if err != nil {
 		return nil, fmt.Errorf("the backup cannot be restored: %w", err)
 	}
+	l.restoring.Lock() // what comes slowly has come
+	defer l.restoring.Unlock()
 	if err := l.Barrier(ctx); err != nil {
 		return nil, fmt.Errorf("restoring the ledger: %w", err)
 	}

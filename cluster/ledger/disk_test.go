@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -615,6 +616,43 @@ func TestBackupAndRestore(t *testing.T) {
 		other.kill(other.leader())
 		other.propose(other.leader(), set("x", "after a fail-over"))
 	})
+}
+
+func TestASlowBackupHoldsUpNoOther(t *testing.T) {
+	c := newTestCluster(t, nil)
+	c.bootstrap(1)
+	leader := c.leader().ledger
+	var backup bytes.Buffer
+	if err := leader.Backup(t.Context(), &backup, false); err != nil {
+		t.Fatal(err)
+	}
+	slow, upload := io.Pipe()
+	restore := func(r io.Reader) <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := leader.Restore(t.Context(), r, true)
+			ended <- err
+		}()
+		return ended
+	}
+	first := restore(slow)
+	if _, err := upload.Write(backup.Bytes()[:1]); err != nil { // it is being read
+		t.Fatal(err)
+	}
+	select {
+	case err := <-restore(bytes.NewReader(backup.Bytes())):
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a restore waits for another's upload")
+	}
+	if err := upload.CloseWithError(errors.New("gone")); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-first; err == nil {
+		t.Error("half a backup was restored")
+	}
 }
 
 func TestRestoreKeepsTheClustersIDAndEpoch(t *testing.T) {
