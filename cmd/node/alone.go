@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -158,7 +159,7 @@ func (s *notes) add(by admin.Actor, action, detail string, now time.Time) error 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.waiting) >= maxNotes {
-		return fmt.Errorf("%d actions of this node wait to be noted in the ledger; bring its quorum back first", maxNotes)
+		return admin.Errorf(admin.NoQuorum, "%d actions of this node wait to be noted in the ledger; bring its quorum back first", maxNotes)
 	}
 	e := note{ID: make([]byte, 16), At: now, Actor: by.Name, Action: action, Detail: detail}
 	if _, err := rand.Read(e.ID); err != nil {
@@ -174,14 +175,15 @@ func (s *notes) add(by admin.Actor, action, detail string, now time.Time) error 
 
 // write replaces the file: whole or not at all.
 func (s *notes) write(waiting []note) error {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	for _, e := range waiting {
-		if err := enc.Encode(e); err != nil {
-			return err
+	return writeWhole(s.path, func(w io.Writer) error {
+		enc := json.NewEncoder(w)
+		for _, e := range waiting {
+			if err := enc.Encode(e); err != nil {
+				return err
+			}
 		}
-	}
-	return writeFile(s.path, text.Bytes())
+		return nil
+	})
 }
 
 // tell hands what waits to the ledger; propose is called once for each.
@@ -209,24 +211,4 @@ func (s *notes) tell(ctx context.Context, node string, propose func(context.Cont
 			return err
 		}
 	}
-}
-
-// writeFile replaces a file: whole or not at all, and on disk when it returns.
-func writeFile(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // gone already if all went well
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	return err
 }
