@@ -26,6 +26,8 @@ const (
 	maxPolicy = 64 << 20 // bytes: a large policy
 	maxAsk    = 1 << 16  // bytes of any other body
 	maxBackup = 4 << 30  // bytes of a ledger's backup
+	maxName   = 128      // bytes of what a node's own kill switch names
+	maxReason = 1 << 10  // bytes of why
 
 	// MaxAudit bounds the entries of one answer.
 	MaxAudit = 10_000

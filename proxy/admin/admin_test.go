@@ -337,6 +337,8 @@ func TestWrongCalls(t *testing.T) {
 		{"PUT", "node/override", `{"unavailable": "perhaps", "for": "1h"}`, Invalid, "allow, deny, local"},
 		{"PUT", "node/kill/key/k", `{}`, Invalid, "for:"},
 		{"PUT", "node/kill/key/k", `{"for": "0s"}`, Invalid, "not between"},
+		{"PUT", "node/kill/key/" + strings.Repeat("k", 129), `{"for": "1m"}`, Invalid, "at most 128 bytes"},
+		{"PUT", "node/kill/key/k", `{"for": "1m", "reason": "` + strings.Repeat("r", 1025) + `"}`, Invalid, "1024"},
 		{"GET", "audit?limit=0", "", Invalid, "not between"},
 		{"GET", "audit?since=yesterday", "", Invalid, "not a date"},
 		{"GET", "ledger/backup?stale=1", "", Invalid, "neither true nor false"},

@@ -305,6 +305,9 @@ func readNodeKill(on bool) func(http.ResponseWriter, *http.Request) (KillSwitch,
 		if err := decode(w, r, &ask); err != nil {
 			return k, err
 		}
+		if len(k.Name) > maxName || len(ask.Reason) > maxReason { // the cluster's are the ledger's to bound
+			return k, fmt.Errorf("a kill switch's name has at most %d bytes and its reason %d", maxName, maxReason)
+		}
 		k.On, k.Reason = on, ask.Reason
 		k.For, err = span("for", ask.For, time.Second, MaxNodeFor)
 		return k, err
