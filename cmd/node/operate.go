@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"headgate/cluster/ledger"
@@ -39,12 +41,12 @@ func (n *Node) adminConfig() admin.Config {
 // ready says why the node should get no traffic. A node that was cut off from its cluster goes
 // on serving, by what its limits say of that.
 func (n *Node) ready() error {
-	s := n.current()
+	s, health := n.current(), n.cluster.Ledger().Health()
 	switch {
 	case n.draining.Load():
 		return errors.New("draining")
-	case n.cluster.Ledger().Health() != nil:
-		return n.cluster.Ledger().Health()
+	case health != nil:
+		return health
 	case n.cluster.Epoch() == 0:
 		return fmt.Errorf("not joined yet: no view of cluster %s has reached this node; see headgate members", n.cfg.ClusterName)
 	case s.problem != nil:
@@ -237,12 +239,21 @@ func (n *Node) setOverride(_ context.Context, by admin.Actor, o admin.OverrideCh
 		return admin.Done{}, err
 	}
 	n.log.Warn("override of this node's limits", "unavailable", o.Unavailable, "for", o.For.String(), "actor", by.Name)
-	n.proxy.SetOverride(mode, now.Add(o.For)) // to end it: a moment that has come
+	n.switching.Lock()
+	defer n.switching.Unlock()
+	var until time.Time // has passed
+	// Of two at once the one that is shown.
+	if o := n.alone.current(now); o != nil {
+		mode, _ = proxy.ParseMode(o.Unavailable)
+		until = o.Expires
+	}
+	n.proxy.SetOverride(mode, until)
 	return admin.Done{}, nil
 }
 
 func (n *Node) nodeKills(context.Context) ([]admin.Kill, error) {
 	kills, _ := n.alone.live(time.Now())
+	slices.SortFunc(kills, func(a, b admin.Kill) int { return strings.Compare(a.Kind+" "+a.Name, b.Kind+" "+b.Name) })
 	return kills, nil
 }
 
