@@ -33,7 +33,7 @@ import (
 
 const (
 	keepTimeout  = time.Second           // a later answer to a request for a view lease would grant nothing
-	maxAsking    = 16                    // such requests in flight
+	maxAsking    = 32                    // such requests in flight; unanswered, keepTimeout / KeepRetry of them are
 	leadEvery    = 50 * time.Millisecond // how often the leader looks for a new view
 	startEvery   = 200 * time.Millisecond
 	promiseFor   = 10 * time.Second
@@ -630,8 +630,8 @@ func (c *Cluster) leadOnce(ctx context.Context, leads bool) error {
 
 func (c *Cluster) command(ctx context.Context, cmd *ledgerpb.Command) error {
 	cmd.Version, cmd.Actor = 1, "node "+c.cfg.Name
-	_, err := c.ledger.Propose(ctx, cmd)
-	return err
+	r, err := c.ledger.Propose(ctx, cmd)
+	return cmp.Or(err, ledger.RefusalOf(r))
 }
 
 // seen is what gossip says of everybody's life.
@@ -858,7 +858,10 @@ func (c *Cluster) raftAddressOr(id raft.ServerID, fallback raft.ServerAddress) s
 func (c *Cluster) RestoreLedger(ctx context.Context, r io.Reader, force bool) ([]byte, error) {
 	if c.ledger.IsLeader() {
 		f, err := c.ledger.Restore(ctx, r, force)
-		if err != nil {
+		switch {
+		case errors.Is(err, ledger.ErrNotLeader): // any more
+			return nil, ledger.ErrNoLeader
+		case err != nil:
 			return nil, err
 		}
 		return f.Hash[:], nil
@@ -871,6 +874,8 @@ func (c *Cluster) RestoreLedger(ctx context.Context, r io.Reader, force bool) ([
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // where r fails the leader waits for more
 	stream, err := client.Restore(ctx)
 	if err != nil {
 		return nil, err

@@ -234,7 +234,9 @@ func truth(b bool) float64 {
 // taken out in time anyway where others replace it; this is for those who will not wait.
 func (c *Cluster) Remove(ctx context.Context, name string) error {
 	if c.ledger.IsLeader() {
-		return c.removeHere(ctx, name)
+		if err := c.removeHere(ctx, name); !errors.Is(err, ledger.ErrNotLeader) {
+			return err
+		}
 	}
 	_, leader := c.ledger.Leader()
 	if leader == "" {

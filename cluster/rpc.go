@@ -316,6 +316,8 @@ func (s service) Restore(stream grpc.ClientStreamingServer[clusterpb.RestoreChun
 	switch {
 	case errors.Is(err, ledger.ErrNotEmpty):
 		resp.Code, resp.Error = codeNotEmpty, err.Error()
+	case errors.Is(err, ledger.ErrNotLeader):
+		resp.Code, resp.Error = ReasonNotLeader, err.Error()
 	case err != nil:
 		resp.Error = err.Error()
 	default:
