@@ -363,6 +363,7 @@ func (c *Cluster) close(ctx context.Context) error {
 	}
 	if c.raftTr != nil {
 		errs = append(errs, c.raftTr.Close())
+		c.raftTr.CloseStreams() // raft leaves those open that wait in its pool, and so the other ends, too
 	}
 	c.wg.Wait()
 	return errors.Join(errs...)
@@ -854,7 +855,8 @@ func (c *Cluster) raftAddressOr(id raft.ServerID, fallback raft.ServerAddress) s
 	return string(fallback)
 }
 
-// RestoreLedger replaces the ledger's content, through the leader; it gives the state's hash.
+// RestoreLedger replaces the ledger's content, through the leader; it gives the state's hash. With
+// ledger.ErrBackup, ErrNotEmpty and ErrNoLeader nothing was done; with other errors it may have been.
 func (c *Cluster) RestoreLedger(ctx context.Context, r io.Reader, force bool) ([]byte, error) {
 	if c.ledger.IsLeader() {
 		f, err := c.ledger.Restore(ctx, r, force)
@@ -888,6 +890,8 @@ func (c *Cluster) RestoreLedger(ctx context.Context, r io.Reader, force bool) ([
 		return nil, ledger.ErrNotEmpty
 	case resp.GetCode() == ReasonNotLeader:
 		return nil, ledger.ErrNoLeader
+	case resp.GetCode() == codeBackup:
+		return nil, as(ledger.ErrBackup, resp.GetError())
 	case resp.GetError() != "":
 		return nil, errors.New(resp.GetError())
 	}

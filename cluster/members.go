@@ -251,9 +251,9 @@ func (c *Cluster) Remove(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	case r.GetCode() == codeNotFound:
-		return fmt.Errorf("%w: %s", ErrNoMember, r.GetError())
+		return as(ErrNoMember, r.GetError())
 	case r.GetCode() == codeAlive:
-		return fmt.Errorf("%w: %s", ErrAlive, r.GetError())
+		return as(ErrAlive, r.GetError())
 	case r.GetCode() == ReasonNotLeader:
 		return ledger.ErrNoLeader
 	case r.GetError() != "":
@@ -267,7 +267,13 @@ const (
 	codeNotFound = "not_found"
 	codeAlive    = "alive"
 	codeNotEmpty = "not_empty"
+	codeBackup   = "bad_backup"
 )
+
+// as is a sentinel in the words that another node had for it, which begin with its own.
+func as(sentinel error, text string) error {
+	return fmt.Errorf("%w%s", sentinel, strings.TrimPrefix(text, sentinel.Error()))
+}
 
 func (c *Cluster) removeHere(ctx context.Context, name string) error {
 	for _, p := range c.gossip.Members() {

@@ -318,6 +318,8 @@ func (s service) Restore(stream grpc.ClientStreamingServer[clusterpb.RestoreChun
 		resp.Code, resp.Error = codeNotEmpty, err.Error()
 	case errors.Is(err, ledger.ErrNotLeader):
 		resp.Code, resp.Error = ReasonNotLeader, err.Error()
+	case errors.Is(err, ledger.ErrBackup):
+		resp.Code, resp.Error = codeBackup, err.Error()
 	case err != nil:
 		resp.Error = err.Error()
 	default:

@@ -791,7 +791,7 @@ type RestoreResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	StateHash     []byte                 `protobuf:"bytes,1,opt,name=state_hash,json=stateHash,proto3" json:"state_hash,omitempty"`
 	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
-	Code          string                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // not_leader | not_empty, or "" where error says why, or it was done
+	Code          string                 `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"` // not_leader | not_empty | bad_backup, or "" where error says why, or it was done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -26,6 +26,9 @@ const (
 // ErrNotEmpty refuses a restore over what is in use.
 var ErrNotEmpty = errors.New("the ledger holds a policy or keys, which a restore would replace: force it if that is meant")
 
+// ErrBackup refuses to restore what is no backup, or not all of one. Nothing was done.
+var ErrBackup = errors.New("the backup cannot be restored")
+
 // Backup writes the whole ledger to w, as Restore and InspectFile read it. On the leader it
 // holds all that was committed before the call; elsewhere it fails with ErrNotLeader, unless
 // stale allows what this replica has.
@@ -57,7 +60,7 @@ func (l *Ledger) Backup(ctx context.Context, w io.Writer, stale bool) error {
 func (l *Ledger) Restore(ctx context.Context, r io.Reader, force bool) (*Facts, error) {
 	restored, err := ReadState(bufio.NewReaderSize(r, 64<<10))
 	if err != nil {
-		return nil, fmt.Errorf("the backup cannot be restored: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrBackup, err)
 	}
 	l.restoring.Lock() // what comes slowly has come
 	defer l.restoring.Unlock()

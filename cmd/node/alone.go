@@ -111,8 +111,8 @@ func (a *alone) overrule(by admin.Actor, o admin.OverrideChange, now time.Time) 
 	return nil
 }
 
-// notesFile in the data folder holds what the ledger's audit log has still to be told, a JSON
-// object a line.
+// notesFile in the data folder holds what the ledger's audit log has still to be told of what was
+// done on this node, a JSON object a line.
 const notesFile = "notes.jsonl"
 
 // maxNotes bounds what waits for a quorum.

@@ -416,9 +416,13 @@ func (n *Node) removeMember(ctx context.Context, by admin.Actor, name string) (a
 	case err != nil:
 		return admin.Done{}, err
 	}
-	return n.change(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{
+	done, err := n.change(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{
 		Node: n.cfg.NodeID, UnixNano: time.Now().UnixNano(), Action: "member.remove", Detail: name,
 	}}})
+	if err != nil {
+		done.Warnings = []string{"the audit log was not told: " + err.Error()}
+	}
+	return done, nil
 }
 
 func (n *Node) ledgerInfo(context.Context) (admin.LedgerInfo, error) {
@@ -469,11 +473,18 @@ func (n *Node) restore(ctx context.Context, by admin.Actor, r io.Reader, force b
 		return admin.Restored{}, &admin.Error{Code: admin.NoQuorum, Err: err}
 	case errors.Is(err, ledger.ErrNotEmpty):
 		return admin.Restored{}, &admin.Error{Code: admin.Conflict, Err: err}
-	case err != nil:
+	case errors.Is(err, ledger.ErrBackup):
 		return admin.Restored{}, &admin.Error{Code: admin.Invalid, Err: err}
+	case err != nil:
+		return admin.Restored{}, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; compare the state of headgate ledger inspect with the backup's", err)}
 	}
-	n.log.Warn("the ledger was restored from a backup", "actor", by.Name, "state_hash", hex.EncodeToString(hash))
-	return admin.Restored{StateHash: hex.EncodeToString(hash)}, nil
+	state := hex.EncodeToString(hash)
+	n.log.Warn("the ledger was restored from a backup", "actor", by.Name, "state_hash", state)
+	// Noted only now: the restore replaces the audit log, too.
+	if err := n.alone.notes.add(by, "ledger.restore", "state "+state, time.Now()); err != nil {
+		n.log.Error("the audit log is not told of the restore", "error", err)
+	}
+	return admin.Restored{StateHash: state}, nil
 }
 
 // setSwitches hands the cluster's kill switches and rungs, and this node's own, to the front door.

@@ -30,12 +30,41 @@ func (n *Node) adminConfig() admin.Config {
 		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
 		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
-		ExportContent: func(w io.Writer, f admin.ContentFilter) error {
-			_, err := n.content.Export(w, contentlog.Filter(f))
-			return err
-		},
-		EraseContent: func(f admin.ContentFilter) (int, error) { return n.content.Erase(contentlog.Filter(f)) },
+		ExportContent: n.exportContent, EraseContent: n.eraseContent,
 	}
+}
+
+func (n *Node) exportContent(by admin.Actor, w io.Writer, f admin.ContentFilter) error {
+	if err := n.alone.notes.add(by, "content.export", describe(f), time.Now()); err != nil {
+		return err
+	}
+	_, err := n.content.Export(w, contentlog.Filter(f))
+	return err
+}
+
+func (n *Node) eraseContent(by admin.Actor, f admin.ContentFilter) (int, error) {
+	if err := n.alone.notes.add(by, "content.erase", describe(f), time.Now()); err != nil {
+		return 0, err
+	}
+	return n.content.Erase(contentlog.Filter(f))
+}
+
+// describe says whose content a filter means.
+func describe(f admin.ContentFilter) string {
+	var of []string
+	if f.Tenant != "" {
+		of = append(of, fmt.Sprintf("tenant %q", f.Tenant))
+	}
+	if f.User != "" {
+		of = append(of, fmt.Sprintf("user %q", f.User))
+	}
+	if !f.Since.IsZero() {
+		of = append(of, "since "+stamp(f.Since))
+	}
+	if !f.Until.IsZero() {
+		of = append(of, "until "+stamp(f.Until))
+	}
+	return strings.Join(of, ", ")
 }
 
 // ready says why the node should get no traffic. A node that was cut off from its cluster goes

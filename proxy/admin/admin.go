@@ -95,8 +95,9 @@ type Config struct {
 	NodeKills   func(context.Context) ([]Kill, error)
 	SetNodeKill func(context.Context, Actor, KillSwitch) (Done, error)
 
-	ExportContent func(io.Writer, ContentFilter) error
-	EraseContent  func(ContentFilter) (int, error)
+	// What this node kept of requests. An export that fails before it wrote anything says so.
+	ExportContent func(Actor, io.Writer, ContentFilter) error
+	EraseContent  func(Actor, ContentFilter) (int, error)
 }
 
 // route is a call of the API and the least role that may make it.

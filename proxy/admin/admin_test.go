@@ -69,8 +69,8 @@ func fakeNode() (Config, *seen) {
 			_, err := fmt.Fprintf(w, "backup, stale=%v", stale)
 			return err
 		},
-		ExportContent: func(w io.Writer, _ ContentFilter) error { _, err := io.WriteString(w, "{}\n"); return err },
-		EraseContent:  func(ContentFilter) (int, error) { return 2, nil },
+		ExportContent: func(_ Actor, w io.Writer, _ ContentFilter) error { _, err := io.WriteString(w, "{}\n"); return err },
+		EraseContent:  func(a Actor, f ContentFilter) (int, error) { last = seen{a, f}; return 2, nil },
 	}
 	c.ApplyPolicy = func(_ context.Context, a Actor, p PolicyChange) (Applied, error) {
 		last = seen{a, p}
@@ -287,6 +287,7 @@ func TestChanges(t *testing.T) {
 		{"DELETE", "node/override", "", ops, OverrideChange{}},
 		{"PUT", "node/kill/key/k", `{"for": "24h", "reason": "r"}`, ops, KillSwitch{Kind: "key", Name: "k", On: true, Reason: "r", For: 24 * time.Hour}},
 		{"DELETE", "node/kill/global", "", ops, KillSwitch{Kind: "global"}},
+		{"DELETE", "content?user=u", "", boss, ContentFilter{User: "u"}},
 	} {
 		*last = seen{}
 		token := "operate"

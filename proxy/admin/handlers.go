@@ -461,8 +461,12 @@ func (c Config) getContent(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/jsonl")
-	if err := c.ExportContent(w, f); err != nil {
-		panic(http.ErrAbortHandler) // part of it is out: only a broken connection says so
+	b := &begun{ResponseWriter: w}
+	if err := c.ExportContent(actorOf(r), b, f); err != nil {
+		if b.wrote {
+			panic(http.ErrAbortHandler) // only a broken connection says so
+		}
+		fail(w, err)
 	}
 }
 
@@ -476,7 +480,7 @@ func (c Config) deleteContent(w http.ResponseWriter, r *http.Request) {
 		fail(w, coded(Invalid, err))
 		return
 	}
-	n, err := c.EraseContent(f)
+	n, err := c.EraseContent(actorOf(r), f)
 	if err != nil {
 		fail(w, err)
 		return
