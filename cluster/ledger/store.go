@@ -61,6 +61,7 @@ func (e *CorruptError) Unwrap() error { return e.Err }
 // store keeps raft's log, term and vote in a raft-wal, and mends what that leaves open:
 //
 //   - each entry carries a checksum (raft-wal checks its last batch only);
+//   - a log whose tail was cut off can be read after a restart (segments.go);
 //   - a log that failed to write (a full disk) is opened anew before the next write, as
 //     raft-wal refuses every write after one failed; what was not acknowledged is cut off;
 //   - a term that cannot be written holds raft's goroutine until it can be, and an entry that
@@ -158,6 +159,9 @@ func (s *store) openLog() (log *walLog, err error) {
 			log, err = nil, errors.Join(err, meta.Close())
 		}
 	}()
+	if err := s.indexSealed(meta); err != nil {
+		return nil, err
+	}
 	opened, err := wal.Open(s.dir,
 		wal.WithSegmentSize(segmentSize),
 		wal.WithSegmentFiler(segment.NewFiler(s.dir, s.files)),
