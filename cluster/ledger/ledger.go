@@ -39,6 +39,8 @@ const (
 	maxBatch = 512
 	// checkTries is how often a comparison is tried that a change came between.
 	checkTries = 5
+	// stalledAfter is how long a write to the log may take before its disk counts as hung.
+	stalledAfter = 2 * time.Second
 	// transferWithin bounds the handing over of leadership before a close.
 	transferWithin = 2 * time.Second
 )
@@ -57,6 +59,8 @@ var (
 	ErrTooLarge = errors.New("the change is too large")
 	// ErrStopped says that the ledger was closed, or its replica failed (see Failed).
 	ErrStopped = errors.New("the ledger of this node has stopped")
+
+	errStalled = fmt.Errorf("the disk of the ledger's log has not answered for %v: see to the data folder's disk", stalledAfter)
 )
 
 // Status is what gossip thinks of a node.
@@ -173,6 +177,7 @@ type Ledger struct {
 	fsm       *fsm
 	store     *store // nil where Config gave the stores
 	logs      raft.LogStore
+	writes    *timedLog // logs, as raft writes them
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
 	metrics   *metrics
@@ -244,7 +249,8 @@ func (l *Ledger) start(ctx context.Context, leads chan<- bool) error {
 		return err
 	}
 	transport, run := guard(ctx, l.config.Transport, l.onlyVoter, l.forgotten)
-	r, err := newRaft(l.raftConfig(leads), l.fsm, l.logs, l.stable, l.snapshots, transport)
+	l.writes = &timedLog{LogStore: l.logs}
+	r, err := newRaft(l.raftConfig(leads), l.fsm, l.writes, l.stable, l.snapshots, transport)
 	if err != nil {
 		return &CorruptError{Path: dir, Err: err}
 	}
@@ -311,10 +317,18 @@ func (l *Ledger) Failed() error {
 	return nil
 }
 
-// Health is Failed, or why the last write to this node's disk failed; nil: neither.
+// Stalled tells whether this node's disk hangs: whether a write to its log has not ended for
+// stalledAfter. A leader must not go on as one then: it commits nothing.
+func (l *Ledger) Stalled() bool { return l.writes.stalled() }
+
+// Health is Failed, or why the last write to this node's disk failed or that it hangs; nil:
+// neither.
 func (l *Ledger) Health() error {
 	if err := l.Failed(); err != nil {
 		return err
+	}
+	if l.Stalled() {
+		return errStalled
 	}
 	if l.store != nil {
 		return l.store.err()

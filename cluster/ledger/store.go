@@ -480,6 +480,34 @@ func (s *store) close() error {
 	return errors.Join(s.log.Close(), s.lock.Close())
 }
 
+// timedLog is a log that knows since when an entry is being written. Raft has one writer.
+type timedLog struct {
+	raft.LogStore
+	began atomic.Pointer[time.Time] // nil: nothing is being written
+}
+
+// StoreLog see raft.LogStore.
+func (t *timedLog) StoreLog(entry *raft.Log) error { return t.StoreLogs([]*raft.Log{entry}) }
+
+// StoreLogs see raft.LogStore.
+func (t *timedLog) StoreLogs(entries []*raft.Log) error {
+	now := time.Now()
+	t.began.Store(&now)
+	defer t.began.Store(nil)
+	return t.LogStore.StoreLogs(entries)
+}
+
+// IsMonotonic see raft.MonotonicLogStore.
+func (t *timedLog) IsMonotonic() bool {
+	log, ok := t.LogStore.(raft.MonotonicLogStore)
+	return ok && log.IsMonotonic()
+}
+
+func (t *timedLog) stalled() bool {
+	began := t.began.Load()
+	return began != nil && time.Since(*began) >= stalledAfter
+}
+
 // A segment of raft-wal v0.4.0 is a header of 32 bytes and frames: 8 bytes (type, 3 × 0, length
 // or checksum) and for entries and the index a payload, padded to 8.
 const (
