@@ -17,7 +17,7 @@ import (
 // also reaches what it has not written yet, or on a folder without one.
 func contentCommand() *cobra.Command {
 	return group("content", "Export or erase the prompts and answers that were kept",
-		contentVerb("export", "Print them as JSON lines", exportContent), contentVerb("erase", "Erase them", eraseContent))
+		contentVerb("export", "Print those of a node as JSON lines", exportContent), contentVerb("erase", "Erase those of a node", eraseContent))
 }
 
 // contentCall is one call of either verb.
