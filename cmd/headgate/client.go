@@ -211,9 +211,20 @@ func printAs[T any](c *cobra.Command, a *client, raw []byte, table func(io.Write
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return fmt.Errorf("the node's answer can't be read: %w; is it of another version?", err)
 	}
-	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
-	table(w, v)
-	return w.Flush()
+	return tabled(c.OutOrStdout(), func(w io.Writer) { table(w, v) })
+}
+
+// tabled writes lines with tabs as columns, in one piece: what reads only the first of them must
+// not end this program.
+func tabled(out io.Writer, lines func(io.Writer)) error {
+	var text bytes.Buffer
+	w := tabwriter.NewWriter(&text, 0, 4, 2, ' ', 0)
+	lines(w)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err := out.Write(text.Bytes())
+	return err
 }
 
 // said prints a line, and the warnings that came with what was done.

@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -86,11 +85,11 @@ func (e *examination) print(w io.Writer, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(e.found)
 	}
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	for _, f := range e.found {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Verdict, f.What, f.Detail)
-	}
-	return t.Flush()
+	return tabled(w, func(t io.Writer) {
+		for _, f := range e.found {
+			fmt.Fprintf(t, "%s\t%s\t%s\n", f.Verdict, f.What, f.Detail)
+		}
+	})
 }
 
 // examine runs every check; none stops those after it.
@@ -155,8 +154,8 @@ func readPolicy(text []byte) (*ledger.Policy, error) {
 
 // clusterPorts are three in a row: gossip (over TCP and UDP), gRPC, raft.
 func (e *examination) clusterPorts(ctx context.Context, addr string) {
-	for offset, network := range []string{"tcp", "tcp", "tcp"} {
-		e.port(ctx, "cluster_listen", addr, offset, network)
+	for offset := range 3 {
+		e.port(ctx, "cluster_listen", addr, offset, "tcp")
 	}
 	e.port(ctx, "cluster_listen", addr, 0, "udp")
 }

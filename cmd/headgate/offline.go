@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/hashicorp/raft"
 	"github.com/spf13/cobra"
@@ -79,20 +78,20 @@ func printReport(out io.Writer, r ledger.Report, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(out).Encode(v)
 	}
-	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintf(w, "from\t%s\ncluster\t%s\n", v.Path, v.ClusterID)
-	if v.Term != 0 {
-		fmt.Fprintf(w, "log\tindex %d to %d, term %d\n", v.FirstIndex, v.LastIndex, v.Term)
-	}
-	for _, m := range v.Members {
-		fmt.Fprintf(w, "member\t%s at %s (%s)\n", m.ID, m.Address, m.Suffrage)
-	}
-	for _, s := range v.Snapshots {
-		fmt.Fprintf(w, "snapshot\tindex %d, %d bytes %s\n", s.Index, s.Bytes, s.Error)
-	}
-	fmt.Fprintf(w, "applied\t%d\nstate\t%s\nepoch\t%d\npolicy\trevision %d\nkeys\t%d\nkills\t%d\nrungs\t%d\ntokens\t%d\n",
-		v.AppliedIndex, v.StateHash, v.Epoch, v.Revision, v.Keys, v.Kills, v.Rungs, v.Tokens)
-	return w.Flush()
+	return tabled(out, func(w io.Writer) {
+		fmt.Fprintf(w, "from\t%s\ncluster\t%s\n", v.Path, v.ClusterID)
+		if v.Term != 0 {
+			fmt.Fprintf(w, "log\tindex %d to %d, term %d\n", v.FirstIndex, v.LastIndex, v.Term)
+		}
+		for _, m := range v.Members {
+			fmt.Fprintf(w, "member\t%s at %s (%s)\n", m.ID, m.Address, m.Suffrage)
+		}
+		for _, s := range v.Snapshots {
+			fmt.Fprintf(w, "snapshot\tindex %d, %d bytes %s\n", s.Index, s.Bytes, s.Error)
+		}
+		fmt.Fprintf(w, "applied\t%d\nstate\t%s\nepoch\t%d\npolicy\trevision %d\nkeys\t%d\nkills\t%d\nrungs\t%d\ntokens\t%d\n",
+			v.AppliedIndex, v.StateHash, v.Epoch, v.Revision, v.Keys, v.Kills, v.Rungs, v.Tokens)
+	})
 }
 
 func recoverCommand() *cobra.Command {
