@@ -248,8 +248,11 @@ func (l *Ledger) start(ctx context.Context, leads chan<- bool) error {
 	if err := verify(l.logs, l.snapshots, dir); err != nil {
 		return err
 	}
+	if err := dropCovered(l.logs, l.snapshots); err != nil {
+		return err
+	}
 	transport, run := guard(ctx, l.config.Transport, l.onlyVoter, l.forgotten)
-	l.writes = &timedLog{LogStore: l.logs}
+	l.writes = &timedLog{LogStore: bridged{l.logs, l.snapshots}}
 	r, err := newRaft(l.raftConfig(leads), l.fsm, l.writes, l.stable, l.snapshots, transport)
 	if err != nil {
 		return &CorruptError{Path: dir, Err: err}
