@@ -337,6 +337,8 @@ func TestWrongCalls(t *testing.T) {
 		{"PUT", "node/override", `{"unavailable": "deny", "for": "25h"}`, Invalid, "not between"},
 		{"PUT", "node/override", `{"unavailable": "perhaps", "for": "1h"}`, Invalid, "allow, deny, local"},
 		{"PUT", "node/kill/key/k", `{}`, Invalid, "for:"},
+		{"POST", "tokens", `{"name": "node gw-1", "role": "read"}`, Invalid, "letters, digits"},
+		{"POST", "tokens", `{"name": "a\tb", "role": "read"}`, Invalid, "letters, digits"},
 		{"PUT", "node/kill/key/k", `{"for": "0s"}`, Invalid, "not between"},
 		{"PUT", "node/kill/key/" + strings.Repeat("k", 129), `{"for": "1m"}`, Invalid, "at most 128 bytes"},
 		{"PUT", "node/kill/key/k", `{"for": "1m", "reason": "` + strings.Repeat("r", 1025) + `"}`, Invalid, "1024"},

@@ -365,10 +365,17 @@ func readNewToken(w http.ResponseWriter, r *http.Request) (t NewToken, err error
 	case err != nil:
 	case t.Name == "" || t.Name == rootName:
 		err = fmt.Errorf("name: name the token; %q is taken", rootName)
+	case strings.ContainsFunc(t.Name, notOfAName): // such as "node gw-1", which the audit log calls a node
+		err = fmt.Errorf("name: %q has more than letters, digits and . _ : / @ -", t.Name)
 	case t.Role == 0:
 		err = errors.New("role: say read, operate or admin")
 	}
 	return t, err
+}
+
+// notOfAName is what names have none of, as in a policy.
+func notOfAName(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._:/@-", r)
 }
 
 // defaultAudit is how many entries an answer has if the call does not say.
