@@ -93,9 +93,9 @@ func errKilled(kind, name string, k *Kill) *Error {
 	return e
 }
 
-// errNotReady: there is no policy yet to know anybody by.
+// errNotReady: there is no policy yet to know anybody by: the node has not joined, or none was applied.
 func errNotReady() *Error {
-	return newError(http.StatusServiceUnavailable, "not_ready", "this node has not joined its cluster yet; try again shortly, or ask another node").retry(halfSecond)
+	return newError(http.StatusServiceUnavailable, "not_ready", "this node has no policy yet; try again shortly, or ask another node").retry(halfSecond)
 }
 
 // errShed: the rung that sheds best_effort is thrown.
