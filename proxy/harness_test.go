@@ -59,7 +59,7 @@ type setup struct {
 	buckets   int // the most there may be; 0: the default
 	log       io.Writer
 	aliases   map[string]string // of models
-	lease     func(now int64) bool
+	lease     func() bool
 	unready   bool // no snapshot is applied
 	switches  *proxy.Switches
 }

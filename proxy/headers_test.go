@@ -104,7 +104,7 @@ func TestHeaders(t *testing.T) {
 	shedding := &proxy.Switches{Rungs: map[string]time.Time{"shed_best_effort": {}}}
 	deny, shareless := minute(proxy.Requests, 60), minute(proxy.Requests, 60)
 	deny.Unavailable, shareless.None = proxy.Deny, true
-	never := func(int64) bool { return false }
+	never := func() bool { return false }
 	all := []proxy.Limit{minute(proxy.Requests, 60), limit(proxy.Concurrency, 8), orgTokens, minute(proxy.InputTokens, 3000), minute(proxy.OutputTokens, 1000), fill(proxy.USD, 1e9, time.Hour, 1e9)}
 
 	var out strings.Builder

@@ -56,9 +56,9 @@ type Config struct {
 	Content    ContentLog
 	MaxBody    map[string]int64 // bytes, by route name; "" for the routes not named
 	Registerer prometheus.Registerer
-	// Lease says whether the node holds a view lease at now, a reading of the proxy's
-	// clock; nil: always. It is asked on every request, must not block and may be called concurrently.
-	Lease  func(now int64) bool
+	// Lease says whether the node holds a view lease; nil: always. It is asked on every request,
+	// must not block and may be called concurrently.
+	Lease  func() bool
 	Logger *slog.Logger
 }
 

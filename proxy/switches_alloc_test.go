@@ -15,7 +15,7 @@ import (
 // TestSwitchesCostNothing: what every request passes allocates nothing, thrown or not.
 func TestSwitchesCostNothing(t *testing.T) {
 	var held bool
-	p, err := New(Config{Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Lease: func(int64) bool { return held }})
+	p, err := New(Config{Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Lease: func() bool { return held }})
 	if err != nil {
 		t.Fatal(err)
 	}

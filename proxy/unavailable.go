@@ -54,7 +54,7 @@ func (p *Proxy) Degraded() bool {
 	if p.cfg.Lease == nil {
 		return false
 	}
-	cut := !p.cfg.Lease(p.Now())
+	cut := !p.cfg.Lease()
 	if p.cutOff.Load() != cut && p.cutOff.CompareAndSwap(!cut, cut) {
 		if cut {
 			p.cfg.Logger.Warn("cut off from the cluster: limits follow their unavailable mode")

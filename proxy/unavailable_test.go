@@ -14,7 +14,7 @@ import (
 // tether is a view lease that tests cut.
 type tether struct{ cut atomic.Bool }
 
-func (l *tether) held(int64) bool { return !l.cut.Load() }
+func (l *tether) held() bool { return !l.cut.Load() }
 
 func mode(l proxy.Limit, m proxy.Mode) proxy.Limit {
 	l.Unavailable = m
@@ -95,7 +95,7 @@ func TestUnavailableModes(t *testing.T) {
 func TestDegradedIsSaidEverywhere(t *testing.T) {
 	models := twoModels()
 	models[0].Backends, models[1].Backends, models[1].Upstream = []string{"gone"}, []string{"vllm"}, "fake"
-	w := newWorld(t, setup{models: models, lease: func(int64) bool { return false }})
+	w := newWorld(t, setup{models: models, lease: func() bool { return false }})
 	for _, c := range []struct {
 		call call
 		want string
@@ -285,7 +285,7 @@ func TestExplainUnavailable(t *testing.T) {
 // TestNotReady: before there is a policy every route answers the same, and nothing panics.
 func TestNotReady(t *testing.T) {
 	log := newBuffer()
-	w := newWorld(t, setup{unready: true, prefilter: edge1000(), log: log, lease: func(int64) bool { return false }})
+	w := newWorld(t, setup{unready: true, prefilter: edge1000(), log: log, lease: func() bool { return false }})
 	all := append(routes(), call{path: "/nowhere"}, call{body: "{"}, call{body: chat, key: "none"}, call{method: http.MethodGet, path: "/v1/models/"})
 	for _, c := range all {
 		a := w.do(c).want(t, 503)

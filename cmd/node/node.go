@@ -225,7 +225,7 @@ func (n *Node) build() error {
 	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Lease: func(int64) bool { return n.leased() }, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
+		Lease: n.leased, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
 }
