@@ -48,10 +48,6 @@ const (
 	viewsPending = 64 // views to step to; beyond these one is skipped, which costs a wait only
 )
 
-// TakeoverWait is how long after a view change nobody can still act on the view before: what
-// a view lease may last, on a clock that runs slow, and a margin.
-const TakeoverWait = takeoverWait
-
 // Config is what a Cluster is made from. Listen's port and the two above it are used.
 type Config struct {
 	Name, ClusterName, Version string
@@ -308,7 +304,7 @@ func (c *Cluster) openGossip() error {
 	gc := GossipConfig{
 		Name: c.cfg.Name, Incarnation: c.incarnation, ServerID: c.serverID, Bind: c.cfg.Listen, Advertise: c.cfg.Advertise,
 		ClusterName: c.cfg.ClusterName, Protocol: Protocol, Version: c.cfg.Version, Seeds: c.cfg.Seeds, Transport: c.cfg.Seams.Gossip,
-		ClusterID: func() []byte { return c.ledger.Facts().ClusterID }, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
+		ClusterID: c.ledger.ClusterID, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
 		Insecure: c.cfg.TLS == nil, Identify: c.identify, Dial: c.cfg.Seams.Dial, Logger: c.log,
 	}
 	if c.cfg.TLS != nil {

@@ -17,9 +17,12 @@ const (
 	// KeepRetry is when an unanswered question is asked afresh, of any voter.
 	KeepRetry = 50 * time.Millisecond
 
-	leaseFor     = 1 * time.Second
-	leaseCounts  = leaseFor * 98 / 100                    // from the send of the request
-	takeoverWait = leaseFor*102/100 + 50*time.Millisecond // from applying the view
+	// TakeoverWait is how long after applying a view nobody can still act on the view before: what
+	// a view lease may last, on a clock that runs slow, and a margin.
+	TakeoverWait = leaseFor*102/100 + 50*time.Millisecond
+
+	leaseFor    = 1 * time.Second
+	leaseCounts = leaseFor * 98 / 100 // from the send of the request
 
 	never = int64(math.MaxInt64)
 )
@@ -108,7 +111,7 @@ func (f *Fence) Step(now int64, v *ledger.View) {
 	next.replaced = old.replaced || old.joined && me < 0 && hasName(next.ring, f.self.Name)
 	// Another partition count makes other partitions of the same numbers.
 	follows := (v.Epoch == old.epoch+1 || f.opts.bridgeGaps) && len(old.parts) == len(next.parts)
-	fresh := right{start: now + int64(takeoverWait), since: v.Epoch}
+	fresh := right{start: now + int64(TakeoverWait), since: v.Epoch}
 	if v.Epoch == 1 || f.opts.noWait {
 		fresh.start = now // V5: before the first view nobody can have granted
 	}
@@ -262,25 +265,6 @@ func (f *Fence) Waiting(now int64) (partitions int) {
 		}
 	}
 	return partitions
-}
-
-// Settled says that none is waiting.
-func (f *Fence) Settled(now int64) bool { return f.Waiting(now) == 0 }
-
-// NextChange is the next instant after now at which time alone changes what this
-// process may do: a wait or its lease ends. Not ok: there is none.
-func (f *Fence) NextChange(now int64) (at int64, ok bool) {
-	r := f.rights.Load()
-	at = never
-	if r.deadline > now {
-		at = r.deadline
-	}
-	for _, x := range r.parts {
-		if x.start > now {
-			at = min(at, x.start)
-		}
-	}
-	return at, at != never
 }
 
 // Lapses counts how often a lease ran out before the next one came, the one that may

@@ -104,9 +104,6 @@ type Peer struct {
 // GRPCAddress is where the peer answers this room's calls.
 func (p Peer) GRPCAddress() string { return addToPort(p.Address, GRPCPortOffset) }
 
-// RaftAddress is where the peer's ledger listens.
-func (p Peer) RaftAddress() string { return addToPort(p.Address, RaftPortOffset) }
-
 func addToPort(address string, n int) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -168,9 +165,6 @@ type GossipConfig struct {
 
 	Transport memberlist.NodeAwareTransport // nil: UDP and TCP on Bind
 	Logger    *slog.Logger
-	// OnChange is called after Members may have changed; calls do not overlap, and changes
-	// during one are told by one more. It may call the Gossip, but not Close.
-	OnChange func()
 }
 
 func (c *GossipConfig) validate() error {
@@ -201,11 +195,10 @@ type Gossip struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	changed chan struct{} // cap 1: OnChange is due
-	hints   chan hint     // doubts to look into
-	rivals  chan rival    // a name seen at a second address
-	notices chan func()   // log lines, so that a slow log holds up no delegate
-	fatal   chan error    // cap 1
+	hints   chan hint   // doubts to look into
+	rivals  chan rival  // a name seen at a second address
+	notices chan func() // log lines, so that a slow log holds up no delegate
+	fatal   chan error  // cap 1
 	queue   *memberlist.TransmitLimitedQueue
 
 	described time.Time // last; run's own
@@ -258,7 +251,7 @@ func StartGossip(cfg GossipConfig) (*Gossip, error) {
 	}
 	g := &Gossip{
 		cfg: cfg, log: cfg.Logger,
-		changed: make(chan struct{}, 1), hints: make(chan hint, maxHints), rivals: make(chan rival, maxHints), notices: make(chan func(), maxNotices),
+		hints: make(chan hint, maxHints), rivals: make(chan rival, maxHints), notices: make(chan func(), maxNotices),
 		fatal: make(chan error, 1), members: map[string]*member{}, said: newSayings(),
 		joining: true,
 	}
@@ -424,21 +417,6 @@ func (g *Gossip) doubt(h hint) {
 	case g.hints <- h:
 	default: // so many doubts wait already that the watch will come by soon enough
 	}
-}
-
-// UpdateMeta reads what this node says of itself anew and spreads it at once, instead of
-// within half a second. It waits until it was sent, at most a second.
-func (g *Gossip) UpdateMeta() error {
-	g.describe()
-	return g.spread()
-}
-
-func (g *Gossip) spread() error {
-	g.wake()
-	if err := g.list.UpdateNode(time.Second); err != nil {
-		return fmt.Errorf("spread what changed of this node: %w", err)
-	}
-	return nil
 }
 
 // SetKeys replaces the gossip keys, the first of which encrypts from now on. To rotate

@@ -169,7 +169,6 @@ func (g *Gossip) learned(n *memberlist.Node, listed bool) {
 	default:
 		m.become(PeerAlive, now)
 	}
-	g.wake()
 }
 
 func (m *member) adopt(meta nodeMeta, address string) {
@@ -191,7 +190,6 @@ func (g *Gossip) lost(m *member) {
 	}
 	if g.cfg.Identify == nil {
 		m.become(PeerFailed, time.Now())
-		g.wake()
 		return
 	}
 	g.doubt(hint{m.Name, m.Incarnation})
@@ -205,7 +203,6 @@ func (g *Gossip) left(h hint) {
 	if news {
 		m.become(PeerLeft, time.Now())
 		m.Suspected = false
-		g.wake()
 	}
 	g.mu.Unlock()
 	if news {
@@ -225,15 +222,6 @@ func (g *Gossip) answered(name string, incarnation uint64) {
 	if m.Suspected || m.Status == PeerFailed {
 		m.Suspected = false
 		m.become(PeerAlive, m.acked)
-		g.wake()
-	}
-}
-
-// wake makes OnChange due.
-func (g *Gossip) wake() {
-	select {
-	case g.changed <- struct{}{}:
-	default:
 	}
 }
 

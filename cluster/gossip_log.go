@@ -24,7 +24,7 @@ func (g *Gossip) say(key string, line func()) {
 	}
 }
 
-// tell writes the log lines and calls OnChange, so that nobody else waits for either.
+// tell writes the log lines, so that nobody else waits for them.
 func (g *Gossip) tell() {
 	for {
 		select {
@@ -32,10 +32,6 @@ func (g *Gossip) tell() {
 			return
 		case line := <-g.notices:
 			line()
-		case <-g.changed:
-			if g.cfg.OnChange != nil {
-				g.cfg.OnChange()
-			}
 		}
 	}
 }

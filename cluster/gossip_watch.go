@@ -67,7 +67,7 @@ func (g *Gossip) refresh(now time.Time) {
 		return
 	}
 	g.done.Go(func() {
-		if err := g.spread(); err != nil {
+		if err := g.list.UpdateNode(time.Second); err != nil {
 			g.say("spread", func() { g.log.Warn("what changed of this node was not spread yet", "error", err.Error()) })
 		}
 	})
@@ -187,7 +187,6 @@ func (g *Gossip) looked(at Peer, v verdict) {
 	tellOthers := false
 	g.mu.Lock()
 	if m := g.members[at.Name]; m != nil && m.Incarnation == at.Incarnation {
-		before := m.Peer
 		now := time.Now()
 		m.looking = false
 		switch {
@@ -205,9 +204,6 @@ func (g *Gossip) looked(at Peer, v verdict) {
 			if v.limping {
 				m.acked, m.misses = now, 0
 			}
-		}
-		if m.Status != before.Status || m.Suspected != before.Suspected {
-			g.wake()
 		}
 	}
 	g.mu.Unlock()
@@ -273,7 +269,6 @@ func (g *Gossip) succeed(old Peer, r rival, meta nodeMeta) {
 	next := &member{Peer: Peer{Name: r.name, Incarnation: meta.Incarnation, Since: now}, acked: now, looked: now}
 	next.adopt(meta, r.address)
 	g.members[r.name] = next
-	g.wake()
 }
 
 // Join contacts the seeds until one answers. ErrNameTaken is fatal; ErrNotJoined, once ctx

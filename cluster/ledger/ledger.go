@@ -374,10 +374,6 @@ func (l *Ledger) Leader() (raft.ServerID, raft.ServerAddress) {
 	return id, addr
 }
 
-// LeaderChanges tells when this node began or ceased to lead. It has one reader; one that is
-// late gets the newest only.
-func (l *Ledger) LeaderChanges() <-chan bool { return l.raft.LeaderCh() }
-
 // Members are the servers of the newest configuration, voters and others.
 func (l *Ledger) Members() []raft.Server {
 	f := l.raft.GetConfiguration()
