@@ -304,7 +304,7 @@ func (c *Cluster) openGossip() error {
 	gc := GossipConfig{
 		Name: c.cfg.Name, Incarnation: c.incarnation, ServerID: c.serverID, Bind: c.cfg.Listen, Advertise: c.cfg.Advertise,
 		ClusterName: c.cfg.ClusterName, Protocol: Protocol, Version: c.cfg.Version, Seeds: c.cfg.Seeds, Transport: c.cfg.Seams.Gossip,
-		ClusterID: c.ledger.ClusterID, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
+		ClusterID: func() []byte { return c.ledger.Facts().ClusterID }, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
 		Insecure: c.cfg.TLS == nil, Identify: c.identify, Dial: c.cfg.Seams.Dial, Logger: c.log,
 	}
 	if c.cfg.TLS != nil {
