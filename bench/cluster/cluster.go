@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"headgate/bench/origin"
 )
 
 // Config says what is measured and how long. The zero value of a field means its default.
@@ -130,7 +132,7 @@ func Run(ctx context.Context, cfg Config) (rep *Report, err error) {
 		return nil, fmt.Errorf("cluster benchmark: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.stop()) }()
-	b := &bench{fleet: f, rep: &Report{Started: time.Now().UTC(), Machine: machine(), Commit: commit(ctx), Config: cfg}}
+	b := &bench{fleet: f, rep: &Report{Started: time.Now().UTC(), Machine: origin.Machine(), Commit: origin.Commit(ctx), Config: cfg}}
 	if cfg.Quick {
 		b.rep.note("a quick run: its figures say that it works, not how well")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"headgate/bench/load"
+	"headgate/bench/origin"
 )
 
 // Config says what is measured and how long. The zero value of a field means its
@@ -134,7 +135,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	defer os.RemoveAll(dir) //nolint:errcheck // a scratch directory
 	f := &fleet{cfg: cfg, dir: dir}
 	defer f.stop()
-	rep := &Report{Started: time.Now().UTC(), Machine: machine(), Commit: commit(ctx), Config: cfg}
+	rep := &Report{Started: time.Now().UTC(), Machine: origin.Machine(), Commit: origin.Commit(ctx), Config: cfg}
 	if err := f.start(ctx, rep); err != nil {
 		return nil, err
 	}

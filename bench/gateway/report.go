@@ -2,19 +2,14 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/csv"
 	"fmt"
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -243,47 +238,4 @@ func (r *Report) Write(dir string) error {
 		}
 	}
 	return nil
-}
-
-// machine describes where the figures were taken.
-func machine() string {
-	parts := []string{runtime.GOOS + "/" + runtime.GOARCH, fmt.Sprintf("%d cores", runtime.NumCPU()), runtime.Version()}
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
-				parts = append(parts, strings.TrimSpace(v))
-				break
-			}
-		}
-	}
-	for file, label := range map[string]string{"/proc/sys/kernel/osrelease": "kernel ", "/proc/loadavg": "load at start "} {
-		if b, err := os.ReadFile(file); err == nil {
-			parts = append(parts, label+strings.TrimSpace(string(b)))
-		}
-	}
-	slices.Sort(parts[3:])
-	return strings.Join(parts, ", ")
-}
-
-// commit is the one this binary was built from, or that of the working directory.
-func commit(ctx context.Context) string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		rev, dirty := "", ""
-		for _, s := range info.Settings {
-			switch {
-			case s.Key == "vcs.revision":
-				rev = s.Value
-			case s.Key == "vcs.modified" && s.Value == "true":
-				dirty = " with changes"
-			}
-		}
-		if rev != "" {
-			return rev + dirty
-		}
-	}
-	out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(out))
 }
