@@ -6,6 +6,7 @@
 package cluster
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -14,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -304,7 +306,7 @@ func (c *Cluster) openGossip() error {
 	gc := GossipConfig{
 		Name: c.cfg.Name, Incarnation: c.incarnation, ServerID: c.serverID, Bind: c.cfg.Listen, Advertise: c.cfg.Advertise,
 		ClusterName: c.cfg.ClusterName, Protocol: Protocol, Version: c.cfg.Version, Seeds: c.cfg.Seeds, Transport: c.cfg.Seams.Gossip,
-		ClusterID: func() []byte { return c.ledger.Facts().ClusterID }, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
+		ClusterID: c.ledger.ClusterID, BootstrapExpect: c.cfg.BootstrapExpect, Founded: c.ledger.HasState,
 		Insecure: c.cfg.TLS == nil, Identify: c.identify, Dial: c.cfg.Seams.Dial, Logger: c.log,
 	}
 	if c.cfg.TLS != nil {
@@ -818,9 +820,17 @@ func (c *Cluster) servers() []ledger.Server {
 	members := c.gossip.Members()
 	out := make([]ledger.Server, 0, len(members))
 	for _, m := range members {
+		if m.Founded && !bytes.Equal(m.ClusterID, c.ledger.ClusterID()) && !c.hasServer(m.ServerID) {
+			continue // of another ledger, for all that is known: to follow this one it would give up its own
+		}
 		out = append(out, ledger.Server{ID: raft.ServerID(m.ServerID), Name: m.Name, Address: raft.ServerAddress(raftOf(m.Address)), Status: ledgerStatus(m.Status), Since: m.Since})
 	}
 	return out
+}
+
+// hasServer says whether the ledger has a server of that id.
+func (c *Cluster) hasServer(id string) bool {
+	return slices.ContainsFunc(c.ledger.Members(), func(s raft.Server) bool { return string(s.ID) == id })
 }
 
 func ledgerStatus(s PeerStatus) ledger.Status {

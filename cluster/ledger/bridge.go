@@ -4,6 +4,9 @@ import (
 	"errors"
 
 	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	"headgate/cluster/ledger/ledgerpb"
 )
 
 // bridged is a log that, where it begins behind the newest snapshot, also shows that snapshot's
@@ -56,4 +59,32 @@ func dropCovered(logs raft.LogStore, snapshots raft.SnapshotStore) error {
 		return err
 	}
 	return logs.DeleteRange(first, last)
+}
+
+// foundedAs is the cluster that a log from its beginning belongs to, nil where it does not say:
+// raft applies nothing of it before there is a leader, and by then this node has told others
+// what it is.
+func foundedAs(logs raft.LogStore) ([]byte, error) {
+	first, err := logs.FirstIndex()
+	if err != nil || first != 1 {
+		return nil, err // what is before is in a snapshot, which is applied at once
+	}
+	last, err := logs.LastIndex()
+	if err != nil {
+		return nil, err
+	}
+	for index := first; index <= last; index++ {
+		var entry raft.Log
+		if err := logs.GetLog(index, &entry); err != nil {
+			return nil, err
+		}
+		var command ledgerpb.Command
+		if entry.Type != raft.LogCommand || proto.Unmarshal(entry.Data, &command) != nil {
+			continue
+		}
+		if id := command.GetFound().GetClusterId(); len(id) > 0 {
+			return id, nil
+		}
+	}
+	return nil, nil
 }

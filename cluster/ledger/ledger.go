@@ -183,6 +183,7 @@ type Ledger struct {
 	metrics   *metrics
 	proposals chan struct{}          // a token for each that waits
 	forgotten map[raft.ServerID]bool // given up by a recovery of this folder
+	foundedAs []byte                 // the cluster that the log was of at the start
 
 	failed  atomic.Pointer[error]
 	ready   chan struct{} // closed when raft is there for fail to stop
@@ -249,6 +250,10 @@ func (l *Ledger) start(ctx context.Context, leads chan<- bool) error {
 		return err
 	}
 	if err := dropCovered(l.logs, l.snapshots); err != nil {
+		return err
+	}
+	var err error
+	if l.foundedAs, err = foundedAs(l.logs); err != nil {
 		return err
 	}
 	transport, run := guard(ctx, l.config.Transport, l.onlyVoter, l.forgotten)
@@ -337,6 +342,15 @@ func (l *Ledger) Health() error {
 		return l.store.err()
 	}
 	return nil
+}
+
+// ClusterID is that of the cluster whose ledger this is, also before anything of the log is
+// applied; nil: of none yet.
+func (l *Ledger) ClusterID() []byte {
+	if id := l.Facts().ClusterID; len(id) > 0 {
+		return id
+	}
+	return l.foundedAs
 }
 
 // HasState tells whether this replica was ever part of a cluster.
