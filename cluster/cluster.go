@@ -90,7 +90,20 @@ func (c *Config) Validate() error {
 	case c.BootstrapExpect == 1 && len(c.Seeds) > 0:
 		return errors.New("join and bootstrap-expect 1 exclude each other: a node that founds a cluster alone has none to join; leave one out")
 	}
-	return nil
+	if err := CheckName("--node-id", c.Name); err != nil {
+		return err
+	}
+	if err := CheckName("--cluster-name", c.ClusterName); err != nil {
+		return err
+	}
+	if _, _, err := splitAddress("--cluster-listen", c.Listen); err != nil {
+		return err
+	}
+	if c.Advertise == "" {
+		return nil
+	}
+	_, _, err := splitAddress("--cluster-advertise", c.Advertise)
+	return err
 }
 
 // Cluster is a node's membership. Its methods may be called concurrently.

@@ -119,6 +119,15 @@ func (c *Config) loadTLS() (*pki.Bundle, error) {
 	return b, nil
 }
 
+// name is the node's; the host's, where none is given.
+func (c *Config) name() string {
+	if c.NodeID != "" {
+		return c.NodeID
+	}
+	host, _ := os.Hostname() // a host without a name needs a node-id, as Validate says
+	return host
+}
+
 // Validate names the field and the remedy.
 func (c *Config) Validate() error {
 	for _, l := range [...]struct{ field, addr string }{{"listen", c.Listen}, {"admin-listen", c.AdminListen}, {"cluster-listen", c.ClusterListen}} {
@@ -127,6 +136,8 @@ func (c *Config) Validate() error {
 		}
 	}
 	switch {
+	case c.DrainTimeout < 0:
+		return fmt.Errorf("drain-timeout: %s is below 0", time.Duration(c.DrainTimeout))
 	case c.DataDir == "":
 		return errors.New("data-dir is empty; name a folder that the node may write")
 	case c.Upstream != "" && !c.Dev:
@@ -141,7 +152,10 @@ func (c *Config) Validate() error {
 	if err := c.exposed(); err != nil {
 		return err
 	}
-	if err := (&cluster.Config{Seeds: c.Join, BootstrapExpect: c.BootstrapExpect}).Validate(); err != nil {
+	cc := cluster.Config{
+		Name: c.name(), ClusterName: c.ClusterName, Listen: c.ClusterListen, Advertise: c.ClusterAdvertise, Seeds: c.Join, BootstrapExpect: c.BootstrapExpect,
+	}
+	if err := cc.Validate(); err != nil {
 		return err
 	}
 	for route, limit := range c.MaxBody {

@@ -103,13 +103,7 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, &ConfigError{err}
 	}
-	if cfg.NodeID == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("the host has no name; set --node-id: %w", err)
-		}
-		cfg.NodeID = host
-	}
+	cfg.NodeID = cfg.name()
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}

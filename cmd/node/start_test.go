@@ -25,10 +25,15 @@ tenants: [{name: dev, plan: p}]
 		change func(*Config)
 		want   string
 	}{
-		"a policy with a file that is not there": {func(c *Config) { c.Policy = policyFile(t, tlsPolicy) }, "/none/ca.pem"},
-		"a policy that is none":                  {func(c *Config) { c.Policy = policyFile(t, "version: 2") }, "version"},
-		"a founder alone that joins":             {func(c *Config) { c.Join, c.BootstrapExpect = []string{"127.0.0.1:1"}, 1 }, "bootstrap-expect"},
-		"fewer than no founders":                 {func(c *Config) { c.BootstrapExpect = -1 }, "bootstrap-expect"},
+		"a policy with a file that is not there":   {func(c *Config) { c.Policy = policyFile(t, tlsPolicy) }, "/none/ca.pem"},
+		"a policy that is none":                    {func(c *Config) { c.Policy = policyFile(t, "version: 2") }, "version"},
+		"a founder alone that joins":               {func(c *Config) { c.Join, c.BootstrapExpect = []string{"127.0.0.1:1"}, 1 }, "bootstrap-expect"},
+		"a name that is none":                      {func(c *Config) { c.NodeID = "a b" }, "--node-id"},
+		"a cluster without a name":                 {func(c *Config) { c.ClusterName = "" }, "--cluster-name"},
+		"an address to be reached at that none is": {func(c *Config) { c.ClusterAdvertise = "here" }, "--cluster-advertise"},
+		"ports beyond the last":                    {func(c *Config) { c.ClusterListen = "127.0.0.1:65534" }, "--cluster-listen"},
+		"a drain that ends before it begins":       {func(c *Config) { c.DrainTimeout = -1 }, "drain-timeout"},
+		"fewer than no founders":                   {func(c *Config) { c.BootstrapExpect = -1 }, "bootstrap-expect"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Defaults()
