@@ -17,6 +17,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -125,7 +126,7 @@ type Cluster struct {
 	views   chan *ledger.View // to step to
 	asked   chan struct{}     // a new view was stepped to: ask for its lease at once
 	ousted  chan struct{}     // closed when another process has this one's name in the view
-	told    uint64            // the epoch that changed was told last; its own
+	told    atomic.Uint64     // the epoch that changed was told last
 	next    *Proposer
 	trail   trail // of this replica, while it leads
 	led     int64 // since when this node leads; lead's own
@@ -421,12 +422,12 @@ func (c *Cluster) Epoch() uint64 { return c.fence.Epoch() }
 // changed runs in the ledger's goroutine. A view that finds no room is skipped: the next one
 // then shows a gap, and every partition waits.
 func (c *Cluster) changed(f *ledger.Facts) {
-	if f.View != nil && f.View.Epoch != c.told {
-		c.told = f.View.Epoch
+	if f.View != nil && f.View.Epoch != c.told.Load() {
 		select {
 		case c.views <- f.View:
 		default:
 		}
+		c.told.Store(f.View.Epoch)
 	}
 	c.cfg.Changed(f)
 }
@@ -443,8 +444,9 @@ func (c *Cluster) follow(ctx context.Context) {
 			return
 		case v = <-c.views:
 		case <-t.C:
-			if len(c.views) == 0 {
-				v = c.ledger.Facts().View
+			// Before one that changed was not told yet there may be others.
+			if last := c.ledger.Facts().View; last != nil && last.Epoch == c.told.Load() && len(c.views) == 0 {
+				v = last
 			}
 		}
 		if v == nil || v.Epoch <= c.fence.Epoch() {
