@@ -114,7 +114,7 @@ type Config struct {
 	Registerer prometheus.Registerer // nil: no metrics
 
 	Heartbeat         time.Duration // and election timeout; 200 ms
-	LeaderLease       time.Duration // 150 ms
+	LeaderLease       time.Duration // as Heartbeat, which is the most that raft takes: a busy machine loses no leader for 150 ms
 	CommitTimeout     time.Duration // how soon followers learn of a commit; 20 ms
 	SnapshotInterval  time.Duration // between looks whether one is due; 30 s
 	SnapshotThreshold uint64        // entries between two snapshots; 16,384: at 40 a second, every 7 minutes
@@ -152,7 +152,7 @@ func (c *Config) withDefaults() (Config, error) {
 		d.Logger = slog.Default()
 	}
 	orDefault(&d.Heartbeat, 200*time.Millisecond)
-	orDefault(&d.LeaderLease, min(150*time.Millisecond, d.Heartbeat))
+	orDefault(&d.LeaderLease, d.Heartbeat)
 	orDefault(&d.CommitTimeout, 20*time.Millisecond)
 	orDefault(&d.SnapshotInterval, 30*time.Second)
 	orDefault(&d.SnapshotThreshold, 16384)

@@ -188,6 +188,7 @@ func startDemoNode(ctx context.Context, out io.Writer, dir string, cfg demoConfi
 func (n *demoNode) watch(out io.Writer, stderr io.Reader, log *os.File, serving chan<- [3]string) {
 	lines := bufio.NewScanner(stderr)
 	lines.Buffer(nil, 1<<20)
+	served := false
 	for lines.Scan() {
 		_, _ = log.Write(append(lines.Bytes(), '\n')) // a full disk ends no demo
 		var e struct {
@@ -197,6 +198,7 @@ func (n *demoNode) watch(out io.Writer, stderr io.Reader, log *os.File, serving 
 			ClusterListen string `json:"cluster_listen"`
 		}
 		if json.Unmarshal(lines.Bytes(), &e) == nil && e.Msg == "serving" {
+			served = true
 			select {
 			case serving <- [3]string{e.Listen, e.AdminListen, e.ClusterListen}:
 			default:
@@ -209,7 +211,9 @@ func (n *demoNode) watch(out io.Writer, stderr io.Reader, log *os.File, serving 
 	select {
 	case <-n.stopping:
 	default:
-		fmt.Fprintf(out, "%s ended (%v); the others go on\n", n.name, err)
+		if served { // else the start says why
+			fmt.Fprintf(out, "%s ended (%v); the others go on\n", n.name, err)
+		}
 	}
 	close(n.exited)
 }
@@ -253,7 +257,7 @@ func proof(ctx context.Context, out io.Writer, nodes []*demoNode, key, token str
 	}
 	body := fmt.Sprintf(`{"model": %q, "stream": true, "max_tokens": 24, "messages": [{"role": "user", "content": "Say hello."}]}`, model)
 	fmt.Fprintf(out, "API key:        %s\nadmin token:    %s\n\nTry it:\n  curl -N %s/v1/chat/completions -H 'Authorization: Bearer %s' -H 'Content-Type: application/json' -d '%s'\n", key, token, base, key, body)
-	fmt.Fprintf(out, "  HEADGATE_ADMIN_TOKEN=%s %s members --admin http://%s\n", token, os.Args[0], nodes[0].admin)
+	fmt.Fprintf(out, "  HEADGATE_ADMIN_TOKEN=%s %s members --admin http://%s\n", token, os.Args[0], nodes[len(nodes)-1].admin)
 	if len(nodes) > 1 {
 		fmt.Fprintf(out, "  kill -9 %d   # %s; the others go on\n", nodes[0].cmd.Process.Pid, nodes[0].name)
 	}

@@ -3,7 +3,9 @@ package main
 import (
 	"embed"
 	"fmt"
+	"io"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 )
@@ -24,8 +26,7 @@ func docsCommand() *cobra.Command {
 				names = append(names, strings.TrimSuffix(e.Name(), ".md"))
 			}
 			if len(args) == 0 {
-				fmt.Fprintln(c.OutOrStdout(), strings.Join(names, "\n"))
-				return nil
+				return listPages(c.OutOrStdout(), names)
 			}
 			text, err := pages.ReadFile("docs/" + args[0] + ".md")
 			if err != nil || len(args) > 1 {
@@ -35,6 +36,20 @@ func docsCommand() *cobra.Command {
 			return err
 		},
 	}
+}
+
+// listPages prints each page's name and title.
+func listPages(w io.Writer, names []string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, name := range names {
+		text, err := pages.ReadFile("docs/" + name + ".md")
+		if err != nil {
+			return err
+		}
+		title, _, _ := strings.Cut(string(text), "\n")
+		fmt.Fprintf(t, "%s\t%s\n", name, strings.TrimPrefix(title, "# "))
+	}
+	return t.Flush()
 }
 
 func versionCommand() *cobra.Command {
