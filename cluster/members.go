@@ -12,6 +12,8 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"headgate/cluster/clusterpb"
 	"headgate/cluster/ledger"
@@ -100,7 +102,7 @@ func (c *Cluster) askAll(ctx context.Context, members []*MemberStatus) {
 		wg.Go(func() {
 			id, err := c.identityOf(ctx, m)
 			if err != nil {
-				m.Err = err
+				m.Err = unanswered(err)
 				return
 			}
 			m.AppliedIndex, m.StateHash, m.ViewLease = id.GetAppliedIndex(), id.GetStateHash(), id.GetViewLease()
@@ -108,6 +110,15 @@ func (c *Cluster) askAll(ctx context.Context, members []*MemberStatus) {
 		})
 	}
 	wg.Wait()
+}
+
+// unanswered words an error of gRPC's for people.
+func unanswered(err error) error {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return errors.New("does not answer")
+	}
+	return err
 }
 
 func (c *Cluster) identityOf(ctx context.Context, m *MemberStatus) (*clusterpb.IdentifyResponse, error) {
@@ -138,6 +149,35 @@ func millis(d time.Duration) int64 {
 		return -1
 	}
 	return d.Milliseconds()
+}
+
+// Awaits says, for people, what a node that has stepped to no view yet waits for.
+func (c *Cluster) Awaits() string {
+	alive, founded := 0, false
+	for _, p := range c.gossip.Members() {
+		if p.Status == PeerAlive {
+			alive++
+			founded = founded || p.Founded && p.Name != c.cfg.Name
+		}
+	}
+	expect := c.cfg.BootstrapExpect
+	switch leader := c.LeaderName(); {
+	case c.ledger.HasState() && leader == "":
+		names := make([]string, 0, len(c.ledger.Voters()))
+		for _, v := range c.ledger.Voters() {
+			names = append(names, ServerIDName(string(v.ID)))
+		}
+		return fmt.Sprintf("the ledger has no leader: most of its voters (%s) must be up and reach each other; %d nodes of this cluster are seen", strings.Join(names, ", "), alive)
+	case c.ledger.HasState():
+		return fmt.Sprintf("the leader, %s, has not taken this node into the view yet", leader)
+	case founded:
+		return "the leader has not added this node to the ledger yet"
+	case alive == 1 && len(c.cfg.Seeds) > 0:
+		return fmt.Sprintf("none of --join answers: %s", strings.Join(c.cfg.Seeds, ", "))
+	case expect == 0:
+		return fmt.Sprintf("%d nodes have met and none has a ledger; those that are to found the cluster need --bootstrap-expect with their number", alive)
+	}
+	return fmt.Sprintf("%d of the %d nodes have met that found the cluster (--bootstrap-expect %d)", len(c.founders()), expect, expect)
 }
 
 // LeaderName is the node that leads; "" if none is known.

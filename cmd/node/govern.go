@@ -36,7 +36,9 @@ func (n *Node) propose(ctx context.Context, by admin.Actor, cmd *ledgerpb.Comman
 	switch {
 	case errors.Is(err, ledger.ErrUnknownOutcome):
 		return nil, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; headgate audit shows what was", err)}
-	case errors.Is(err, ledger.ErrNoLeader):
+	case errors.Is(err, ledger.ErrNoLeader) && n.cluster.Epoch() == 0:
+		return nil, admin.Errorf(admin.NoQuorum, "nothing was done: %s", n.cluster.Awaits())
+	case errors.Is(err, ledger.ErrNoLeader), errors.Is(err, ledger.ErrBusy), errors.Is(err, ledger.ErrStopped): // nothing was done
 		return nil, &admin.Error{Code: admin.NoQuorum, Err: err}
 	case errors.Is(err, ledger.ErrTooLarge):
 		return nil, &admin.Error{Code: admin.TooLarge, Err: err}

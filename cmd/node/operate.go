@@ -77,7 +77,7 @@ func (n *Node) ready() error {
 	case health != nil:
 		return health
 	case n.cluster.Epoch() == 0:
-		return fmt.Errorf("not joined yet: no view of cluster %s has reached this node; see headgate members", n.cfg.ClusterName)
+		return fmt.Errorf("not joined yet: %s", n.cluster.Awaits())
 	case s.problem != nil:
 		return fmt.Errorf("the policy in force in the cluster can't be used here: %w", s.problem)
 	case s.index == nil && n.truth.Facts().Policy == nil:
