@@ -43,3 +43,19 @@ func TestANodeWithALedgerOfItsOwnIsRefused(t *testing.T) {
 		}
 	})
 }
+
+// A node that nobody of its own ledger reached but a call of raft's, such as one to who was at its address
+// before, has a term and no ledger. It joins like any other.
+func TestATermIsNoLedger(t *testing.T) {
+	inRealm(t, 1, func(r *realm) {
+		nodes := r.three()
+		if err := r.disks["d"].log.SetUint64([]byte("CurrentTerm"), 7); err != nil {
+			t.Fatal(err)
+		}
+		d := r.start("d", func(c *Config) { c.BootstrapExpect, c.Seeds = 0, r.addresses("a") })
+		if d.ledger.HasState() {
+			t.Error("it has a ledger")
+		}
+		r.within(30*time.Second, "a view of all four", func() bool { return agree(append(nodes, d), 4) })
+	})
+}

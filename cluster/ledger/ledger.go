@@ -353,10 +353,15 @@ func (l *Ledger) ClusterID() []byte {
 	return l.foundedAs
 }
 
-// HasState tells whether this replica was ever part of a cluster.
+// HasState tells whether this replica was ever part of a cluster. A term alone says nothing: any call
+// of raft's leaves one, also one that was meant for who had this address before.
 func (l *Ledger) HasState() bool {
-	has, err := raft.HasExistingState(l.logs, l.stable, l.snapshots)
-	return has || err != nil
+	last, err := l.logs.LastIndex()
+	if err != nil || last > 0 {
+		return true
+	}
+	list, err := l.snapshots.List()
+	return err != nil || len(list) > 0
 }
 
 // Bootstrap makes a new cluster of the servers, this one among them. Either one node does it
