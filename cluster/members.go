@@ -288,6 +288,8 @@ func (c *Cluster) Remove(ctx context.Context, name string) error {
 	}
 	r, err := client.Remove(ctx, &clusterpb.RemoveRequest{Name: name})
 	switch {
+	case status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable:
+		return fmt.Errorf("%w: the leader's answer was lost", ledger.ErrUnknownOutcome)
 	case err != nil:
 		return err
 	case r.GetCode() == codeNotFound:

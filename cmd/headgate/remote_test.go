@@ -113,7 +113,7 @@ func (f *fakeCluster) config() admin.Config {
 		Ledger:    always(admin.LedgerInfo{ClusterID: "00ff", Index: 99, Term: 2, Leader: "gw-2", Voters: []string{"gw-1", "gw-2"}, StateHash: "abcd", Counts: map[string]int{"keys": 3, "audit": 9}}),
 		Override:  always(&admin.Override{Unavailable: "deny", Actor: "ops", Expires: fakeTime}),
 		NodeKills: always([]admin.Kill{{Kind: "global", Expires: fakeTime}}),
-		Backup: func(_ context.Context, w io.Writer, stale bool) error {
+		Backup: func(_ context.Context, _ admin.Actor, w io.Writer, stale bool) error {
 			f.note(stale)
 			return ledger.NewState().Capture().Write(w)
 		},
@@ -414,7 +414,7 @@ func TestBackupFile(t *testing.T) {
 	}
 
 	broken := f.config()
-	broken.Backup = func(_ context.Context, w io.Writer, _ bool) error {
+	broken.Backup = func(_ context.Context, _ admin.Actor, w io.Writer, _ bool) error {
 		_, _ = w.Write(bytes.Repeat([]byte("part"), 1<<12))
 		return io.ErrUnexpectedEOF
 	}

@@ -24,6 +24,7 @@ import (
 // `unavailable`, and kill switches of its own. Both expire, and end with the process. Each is
 // noted in a file first, and in the ledger's audit log as soon as there is a quorum.
 type alone struct {
+	changing sync.Mutex // one change at a time: the disk is waited for under it, never under mu
 	mu       sync.Mutex
 	override *admin.Override
 	kills    map[target]admin.Kill
@@ -55,14 +56,17 @@ func (a *alone) live(now time.Time) (kills []admin.Kill, next time.Time) {
 
 // set throws or releases a kill switch of this node.
 func (a *alone) set(by admin.Actor, k admin.KillSwitch, now time.Time) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changing.Lock()
+	defer a.changing.Unlock()
 	t := target{k.Kind, k.Name}
-	if !k.On {
-		if _, ok := a.kills[t]; !ok {
-			return admin.Errorf(admin.NotFound, "this node has no kill switch of its own for %s %s; headgate revive releases the cluster's", k.Kind, k.Name)
-		}
-	} else if _, ok := a.kills[t]; !ok && len(a.kills) >= maxNodeKills {
+	a.mu.Lock()
+	_, thrown := a.kills[t]
+	count := len(a.kills)
+	a.mu.Unlock()
+	switch {
+	case !k.On && !thrown:
+		return admin.Errorf(admin.NotFound, "this node has no kill switch of its own for %s %s; headgate revive releases the cluster's", k.Kind, k.Name)
+	case k.On && !thrown && count >= maxNodeKills:
 		return admin.Errorf(admin.Invalid, "this node has %d kill switches of its own already; release some, or kill a tenant instead of its keys", maxNodeKills)
 	}
 	action := "node.revive"
@@ -72,6 +76,8 @@ func (a *alone) set(by admin.Actor, k admin.KillSwitch, now time.Time) error {
 	if err := a.notes.add(by, action, fmt.Sprintf("%s %s for %s: %s", k.Kind, k.Name, k.For, k.Reason), now); err != nil {
 		return err
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if !k.On {
 		delete(a.kills, t)
 		return nil
@@ -95,8 +101,8 @@ func (a *alone) current(now time.Time) *admin.Override {
 
 // overrule sets the override, or ends it.
 func (a *alone) overrule(by admin.Actor, o admin.OverrideChange, now time.Time) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.changing.Lock()
+	defer a.changing.Unlock()
 	what := "cleared"
 	if o.Unavailable != "" {
 		what = fmt.Sprintf("unavailable: %s for %s", o.Unavailable, o.For)
@@ -104,6 +110,8 @@ func (a *alone) overrule(by admin.Actor, o admin.OverrideChange, now time.Time) 
 	if err := a.notes.add(by, "node.override", what, now); err != nil {
 		return err
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.override = nil
 	if o.Unavailable != "" {
 		a.override = &admin.Override{Unavailable: o.Unavailable, Actor: by.Name, Expires: now.Add(o.For)}

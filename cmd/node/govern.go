@@ -415,6 +415,8 @@ func (n *Node) removeMember(ctx context.Context, by admin.Actor, name string) (a
 		return admin.Done{}, &admin.Error{Code: admin.NotFound, Err: err}
 	case errors.Is(err, ledger.ErrNoLeader):
 		return admin.Done{}, &admin.Error{Code: admin.NoQuorum, Err: err}
+	case errors.Is(err, ledger.ErrUnknownOutcome):
+		return admin.Done{}, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; headgate members shows what came of it", err)}
 	case err != nil:
 		return admin.Done{}, err
 	}
@@ -446,26 +448,24 @@ func (n *Node) ledgerInfo(context.Context) (admin.LedgerInfo, error) {
 	return info, nil
 }
 
-func (n *Node) backup(ctx context.Context, w io.Writer, stale bool) error {
-	l := n.cluster.Ledger()
-	if !stale && !l.IsLeader() {
-		// A follower that has seen a change of its own has all that was committed before it.
-		r, err := n.propose(ctx, n.actor(), &ledgerpb.Command{Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{
+// backup writes what the ledger holds. That it is taken is noted there first: a replica that has
+// seen this change of its own has all that was committed before it.
+func (n *Node) backup(ctx context.Context, by admin.Actor, w io.Writer, stale bool) error {
+	if !stale {
+		r, err := n.propose(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{
 			Node: n.cfg.NodeID, UnixNano: time.Now().UnixNano(), Action: "ledger.backup",
 		}}})
+		if e, ok := errors.AsType[*admin.Error](err); ok && e.Code == admin.NoQuorum {
+			return admin.Errorf(admin.NoQuorum, "%w; a copy of what this node has: headgate ledger backup --stale", err)
+		}
 		switch {
 		case err != nil:
 			return err
 		case n.truth.Facts().Index < r.GetIndex():
 			return errors.New("this node lags behind its cluster: try again, or on another node")
 		}
-		stale = true
 	}
-	err := l.Backup(ctx, w, stale)
-	if errors.Is(err, ledger.ErrNoLeader) || errors.Is(err, ledger.ErrNotLeader) {
-		return &admin.Error{Code: admin.NoQuorum, Err: fmt.Errorf("%w; a copy of what this node has: headgate ledger backup --stale", err)}
-	}
-	return err
+	return n.cluster.Ledger().Backup(ctx, w, true)
 }
 
 func (n *Node) restore(ctx context.Context, by admin.Actor, r io.Reader, force bool) (admin.Restored, error) {

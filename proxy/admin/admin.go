@@ -85,7 +85,7 @@ type Config struct {
 
 	Ledger func(context.Context) (LedgerInfo, error)
 	// Backup writes a consistent copy, of the leader's state or with stale of this node's.
-	Backup func(ctx context.Context, w io.Writer, stale bool) error
+	Backup func(ctx context.Context, by Actor, w io.Writer, stale bool) error
 	// Restore replaces the ledger's content on all nodes; without force only an empty one's.
 	Restore func(ctx context.Context, by Actor, r io.Reader, force bool) (Restored, error)
 

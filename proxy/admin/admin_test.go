@@ -65,7 +65,7 @@ func fakeNode() (Config, *seen) {
 			last = seen{what: f}
 			return nil, nil
 		},
-		Backup: func(_ context.Context, w io.Writer, stale bool) error {
+		Backup: func(_ context.Context, _ Actor, w io.Writer, stale bool) error {
 			_, err := fmt.Fprintf(w, "backup, stale=%v", stale)
 			return err
 		},
@@ -435,12 +435,12 @@ func TestBackup(t *testing.T) {
 	if w.Body.String() != "backup, stale=true" || w.Header().Get("Content-Type") != "application/octet-stream" || !strings.Contains(w.Header().Get("Content-Disposition"), ".backup") {
 		t.Errorf("%v %s", w.Header(), w.Body)
 	}
-	c.Backup = func(context.Context, io.Writer, bool) error { return Errorf(NoQuorum, "no leader; --stale") }
+	c.Backup = func(context.Context, Actor, io.Writer, bool) error { return Errorf(NoQuorum, "no leader; --stale") }
 	if w := ask(Handler(c), http.MethodGet, "/admin/v1/ledger/backup", rootToken, ""); w.Code != 503 || code(t, w) != NoQuorum || w.Header().Get("Content-Disposition") != "" {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 
-	c.Backup = func(_ context.Context, w io.Writer, _ bool) error {
+	c.Backup = func(_ context.Context, _ Actor, w io.Writer, _ bool) error {
 		_, err := io.WriteString(w, strings.Repeat("part", 1<<12))
 		return errors.Join(err, errors.New("broken"))
 	}

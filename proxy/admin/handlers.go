@@ -432,7 +432,7 @@ func (c Config) getBackup(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Disposition", `attachment; filename="headgate-`+time.Now().UTC().Format("20060102T150405Z")+`.backup"`)
 	b := &begun{ResponseWriter: w}
-	if err := c.Backup(r.Context(), b, stale); err != nil {
+	if err := c.Backup(r.Context(), actorOf(r), b, stale); err != nil {
 		if b.wrote {
 			panic(http.ErrAbortHandler)
 		}
