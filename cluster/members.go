@@ -153,14 +153,17 @@ func millis(d time.Duration) int64 {
 
 // Awaits says, for people, what a node that has stepped to no view yet waits for.
 func (c *Cluster) Awaits() string {
-	alive, founded := 0, false
+	alive, founded, differ := 0, false, ""
+	expect := c.cfg.BootstrapExpect
 	for _, p := range c.gossip.Members() {
 		if p.Status == PeerAlive {
 			alive++
 			founded = founded || p.Founded && p.Name != c.cfg.Name
+			if p.BootstrapExpect != expect {
+				differ += fmt.Sprintf("; %s expects %d", p.Name, p.BootstrapExpect)
+			}
 		}
 	}
-	expect := c.cfg.BootstrapExpect
 	switch leader := c.LeaderName(); {
 	case c.ledger.HasState() && leader == "":
 		names := make([]string, 0, len(c.ledger.Voters()))
@@ -177,7 +180,7 @@ func (c *Cluster) Awaits() string {
 	case expect == 0:
 		return fmt.Sprintf("%d nodes have met and none has a ledger; those that are to found the cluster need --bootstrap-expect with their number", alive)
 	}
-	return fmt.Sprintf("%d of the %d nodes have met that found the cluster (--bootstrap-expect %d)", len(c.founders()), expect, expect)
+	return fmt.Sprintf("%d of the %d nodes have met that found the cluster (--bootstrap-expect %d, the same on all)%s", len(c.founders()), expect, expect, differ)
 }
 
 // LeaderName is the node that leads; "" if none is known.

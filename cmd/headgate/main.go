@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -81,6 +82,9 @@ func exactly(n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) != n {
 			return usageError{fmt.Errorf("%s takes %d arguments: %s", c.CommandPath(), n, c.Use)}
+		}
+		if slices.Contains(args, "") {
+			return usageError{fmt.Errorf("%s: an argument is empty: %s", c.CommandPath(), c.Use)}
 		}
 		return nil
 	}
