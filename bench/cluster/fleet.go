@@ -56,6 +56,10 @@ type node struct {
 
 // newFleet starts the upstream and readies what nodes are started with.
 func newFleet(cfg Config, dir string) (*fleet, error) {
+	dir, err := filepath.Abs(dir) // each node works in its own
+	if err != nil {
+		return nil, err
+	}
 	f := &fleet{cfg: cfg, dir: dir, devKey: secret(), token: secret(), client: &http.Client{Transport: newTransport()}}
 	f.policy, f.config = filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "headgate.yaml")
 	s, err := fakevllm.New(fakevllm.Config{Models: []string{model}, Slots: maxInFlight, LogSize: 64, RecordBody: -1})
