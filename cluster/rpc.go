@@ -148,6 +148,34 @@ func (p *peers) close() {
 	p.conns = nil
 }
 
+// tidy closes the connections to nodes that are gone.
+func (c *Cluster) tidy(ctx context.Context) {
+	t := time.NewTicker(10 * time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		addresses := map[string]bool{}
+		for _, m := range c.gossip.Members() {
+			addresses[rpcOf(m.Address)] = true
+		}
+		c.peers.keep(addresses)
+	}
+}
+
+// identify asks who answers at a gRPC address.
+func (c *Cluster) identify(ctx context.Context, address string) (Identity, error) {
+	client, err := c.peers.client(address)
+	if err != nil {
+		return Identity{}, err
+	}
+	r, err := client.Identify(ctx, &clusterpb.IdentifyRequest{}, grpc.WaitForReady(true)) // a connection that waits to be retried is no silence
+	return Identity{Name: r.GetName(), Incarnation: r.GetIncarnation(), ServerID: r.GetServerId()}, err
+}
+
 // newServer is the gRPC server of a node. It refuses calls of other clusters and protocols.
 func newServer(cluster string, creds credentials.TransportCredentials, log *slog.Logger) *grpc.Server {
 	g := guard{cluster: cluster, log: log, said: newSayings()}
