@@ -188,7 +188,7 @@ func (n *realNode) leave() {
 		n.realm.t.Errorf("Close of %s: %v", n.cfg.Name, err)
 	}
 	n.stop()
-	<-n.ran
+	_ = <-n.ran // whatever it says of being stopped
 	close(n.gone)
 }
 

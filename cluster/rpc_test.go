@@ -57,7 +57,7 @@ func onWire(t *testing.T, f func(*testing.T, *wire)) {
 		defer func() {
 			w.net.Close()
 			server.Stop()
-			<-served
+			_ = <-served // ended by Stop
 		}()
 		f(t, w)
 	})

@@ -52,12 +52,12 @@ func (a *client) call(ctx context.Context, method, path string, body []byte) ([]
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = resp.Body.Close() }()
 	return whole(resp)
 }
 
-// whole reads an answer to its end.
+// whole reads an answer to its end; the caller closes it.
 func whole(resp *http.Response) ([]byte, error) {
-	defer func() { _ = resp.Body.Close() }()
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	switch {
 	case err == nil:

@@ -150,6 +150,7 @@ func restoreCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		defer func() { _ = resp.Body.Close() }()
 		raw, err := whole(resp)
 		if err != nil {
 			return err
