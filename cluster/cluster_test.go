@@ -188,7 +188,9 @@ func (n *realNode) leave() {
 		n.realm.t.Errorf("Close of %s: %v", n.cfg.Name, err)
 	}
 	n.stop()
-	_ = <-n.ran // whatever it says of being stopped
+	if err := <-n.ran; err != nil {
+		n.realm.t.Errorf("Run of %s: %v", n.cfg.Name, err)
+	}
 	close(n.gone)
 }
 

@@ -57,7 +57,9 @@ func onWire(t *testing.T, f func(*testing.T, *wire)) {
 		defer func() {
 			w.net.Close()
 			server.Stop()
-			_ = <-served // ended by Stop
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
 		}()
 		f(t, w)
 	})
