@@ -138,7 +138,7 @@ func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, r
 	}
 	a.mu.Lock()
 	a.inFlight--
-	if err == nil && resp.GetReason() != "not_leader" {
+	if err == nil && resp.GetReason() != ReasonNotLeader {
 		a.answered = true
 	}
 	a.mu.Unlock()

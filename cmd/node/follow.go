@@ -70,7 +70,7 @@ func (n *Node) stepped(v *ledger.View) {
 	share := shareOf(v, n.cfg.NodeID, n.cluster.Incarnation())
 	s.step(now, v, share)
 	if spendable, ok := s.spendable(now); !ok || spendable != s.spent {
-		n.outdatedAt.CompareAndSwap(0, now.Add(n.cluster.LeaseLeft()).UnixNano())
+		n.outdatedAt.CompareAndSwap(0, cluster.Now()+int64(n.cluster.LeaseLeft()))
 	}
 	if share != nil && s.entered == 0 {
 		s.entered, s.enteredAt = v.Epoch, n.proxy.Now()
@@ -108,7 +108,7 @@ func (n *Node) leased() bool {
 		return false
 	}
 	outdated := n.outdatedAt.Load()
-	return outdated == 0 || time.Now().UnixNano() < outdated
+	return outdated == 0 || cluster.Now() < outdated
 }
 
 // follow keeps what requests are decided by up to date: with the policy, with this node's

@@ -292,11 +292,11 @@ func TestPolicyThisNodeCannotUse(t *testing.T) {
 func TestOutdatedShareIsNotSpent(t *testing.T) {
 	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(adminPolicy, "http://127.0.0.1:1")) })
 	waitFor(t, "the node is counted on", n.leased)
-	n.outdatedAt.Store(time.Now().Add(time.Hour).UnixNano())
+	n.outdatedAt.Store(cluster.Now() + int64(time.Hour))
 	if !n.leased() {
 		t.Error("the lease of before has not ended yet")
 	}
-	n.outdatedAt.Store(time.Now().UnixNano())
+	n.outdatedAt.Store(cluster.Now())
 	if n.leased() {
 		t.Error("it has ended")
 	}

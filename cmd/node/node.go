@@ -71,7 +71,7 @@ type Node struct {
 	seedSource string
 	alone      alone
 	entered    atomic.Bool   // this node may spend its share
-	outdatedAt atomic.Int64  // Unix nanoseconds; from then on not, as it is that of an earlier view; 0: never
+	outdatedAt atomic.Int64  // by cluster.Now; from then on not, as it is that of an earlier view; 0: never
 	changed    chan struct{} // what follow goes by may have changed
 
 	switching sync.Mutex
