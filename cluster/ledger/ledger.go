@@ -185,6 +185,10 @@ type Ledger struct {
 	forgotten map[raft.ServerID]bool // given up by a recovery of this folder
 	foundedAs []byte                 // the cluster that the log was of at the start
 
+	gate   sync.RWMutex   // over shut; held to read while an entry enters raft's queue
+	shut   bool           // nothing enters any more
+	queued sync.WaitGroup // entries that raft has not answered
+
 	failed  atomic.Pointer[error]
 	ready   chan struct{} // closed when raft is there for fail to stop
 	stop    context.CancelFunc
@@ -584,9 +588,11 @@ func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attem
 	if at, ok := ctx.Deadline(); ok {
 		enqueue = max(time.Millisecond, min(enqueue, time.Until(at)))
 	}
-	future := l.raft.Apply(data, enqueue)
-	switch err := await(ctx, future); {
+	var future raft.ApplyFuture
+	switch err := l.submit(ctx, func() raft.Future { future = l.raft.Apply(data, enqueue); return future }); {
 	case err == nil:
+	case errors.Is(err, ErrStopped):
+		return attempt{err: ErrStopped}
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout), errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return attempt{}
 	default:
@@ -600,6 +606,53 @@ func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attem
 		return attempt{unknown: true, err: l.Failed()}
 	}
 	return attempt{result: o.result}
+}
+
+// submit puts an entry into raft's queue and waits for it or for ctx. Raft never answers what
+// lies there when it shuts down: so nothing enters once the ledger closes, and Close waits for
+// what has.
+func (l *Ledger) submit(ctx context.Context, enter func() raft.Future) error {
+	l.gate.RLock()
+	if l.shut {
+		l.gate.RUnlock()
+		return ErrStopped
+	}
+	future := enter()
+	l.queued.Add(1)
+	l.gate.RUnlock()
+	done := make(chan error, 1)
+	go func() {
+		defer l.queued.Done()
+		done <- future.Error()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// drain lets nothing more into raft's queue, and waits for what is there: not for ever, as a
+// disk that hangs answers nothing.
+func (l *Ledger) drain() {
+	l.gate.Lock()
+	l.shut = true
+	l.gate.Unlock()
+	if l.raft.State() == raft.Shutdown {
+		return
+	}
+	drained := make(chan struct{})
+	go func() {
+		l.queued.Wait()
+		close(drained)
+	}()
+	t := time.NewTimer(transferWithin)
+	defer t.Stop()
+	select {
+	case <-drained:
+	case <-t.C:
+	}
 }
 
 // await waits for the future or for ctx. What is left behind ends with the future: raft
@@ -662,7 +715,7 @@ func (l *Ledger) Barrier(ctx context.Context) error {
 	if !l.IsLeader() {
 		return ErrNotLeader
 	}
-	err := await(ctx, l.raft.Barrier(forwardWithin))
+	err := l.submit(ctx, func() raft.Future { return l.raft.Barrier(forwardWithin) })
 	switch {
 	case err == nil:
 		return l.Failed()
@@ -773,6 +826,7 @@ func (l *Ledger) Close(ctx context.Context) error {
 			l.logger.Warn("the lead of the ledger was not handed over", "error", err)
 		}
 		cancel()
+		l.drain()
 		l.stop()
 		if l.store != nil {
 			l.store.abort()
