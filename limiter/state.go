@@ -50,6 +50,8 @@ const (
 type Decision struct {
 	// Admitted says that the cost conforms.
 	Admitted bool
+	// By is written by whoever passes the decision on; a limit itself leaves it.
+	By By
 	// Remaining is the level after the decision in whole units, rounded down.
 	// Negative is debt.
 	Remaining int64
@@ -64,6 +66,36 @@ type Decision struct {
 	// At is the clock reading at which the decision was made, in nanoseconds
 	// since the Unix epoch. Adjust wants it back.
 	At int64
+}
+
+// By says who decided a charge, and as a Charge's Apart who is to while the
+// owner of its bucket is out of reach.
+type By uint8
+
+const (
+	// ByLease: this process, out of what it was lent.
+	ByLease By = iota
+	// ByOwner: the owner of the bucket, asked.
+	ByOwner
+	// ByRefusal: this process, because the owner said that nothing of this size
+	// conforms for a time.
+	ByRefusal
+	// ByPrivate: a bucket that this process keeps for itself, under a charge's
+	// Private.
+	ByPrivate
+	// ByDeny: nobody; refused.
+	ByDeny
+	// ByAllow: nobody; let through.
+	ByAllow
+)
+
+// String is the name in logs and metrics.
+func (b By) String() string {
+	names := [...]string{"local", "direct", "refused_local", "private", "deny", "allow"}
+	if int(b) >= len(names) {
+		return "unknown"
+	}
+	return names[b]
 }
 
 // MaxCharges is how many limits one request may name.
@@ -85,6 +117,18 @@ type Charge struct {
 	Oversize Oversize
 	// Shadow charges count while they conform and never refuse.
 	Shadow bool
+	// Spread says that the bucket is placed by tenant and subject, not by
+	// tenant alone.
+	Spread bool
+	// Apart is what decides while the bucket's owner is out of reach: ByPrivate,
+	// as which the zero value ByLease counts, too, ByDeny or ByAllow.
+	Apart By
+	// Private is the limit of the bucket that decides under ByPrivate. Without
+	// one the charge is refused.
+	Private *Limit
+	// Held is what whoever took the charge holds of it, nil for nothing. It is
+	// written with At and read when the charge is settled.
+	Held any
 	// At is written by whoever takes the charge and read when it is settled.
 	At int64
 }
