@@ -55,6 +55,9 @@ func (v *View) OwnerOf(partition uint32) Member {
 type Rights interface {
 	// Left is for how many ns more, at now, this process may grant for a partition; 0: not at all.
 	Left(now int64, partition uint32) int64
+	// Lease is for how many ns more, at now, the process's view lease holds; 0: it holds none. No
+	// session is extended by more.
+	Lease(now int64) int64
 	// Started ends a partition's wait early, since it was handed over in epoch.
 	Started(now int64, epoch uint64, partition uint32)
 }
