@@ -31,6 +31,9 @@ import (
 const (
 	askTimeout   = time.Second // of a node that is asked how it is
 	joinPatience = time.Second // for a seed to answer, before the start goes on without
+
+	leavePatience = 3 * time.Second // for a view without this node
+	leavePoll     = 5 * time.Millisecond
 )
 
 // Config is what a Cluster is made from. Listen's port and the two above it are used.
@@ -48,7 +51,12 @@ type Config struct {
 	// Stepped is called whenever this node has stepped to a new view; it must not block.
 	Stepped func(*ledger.View)
 	// LastUsed gives when this node saw keys used last, in Unix seconds.
-	LastUsed   func() map[string]int64
+	LastUsed func() map[string]int64
+	// Owing gives the incarnations of members that have owed this node an answer for so long that
+	// the cluster should do without them.
+	Owing func() []uint64
+	// Services adds to what this node's gRPC server serves.
+	Services   func(grpc.ServiceRegistrar)
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 	Seams      Seams
@@ -97,21 +105,22 @@ type Cluster struct {
 	incarnation uint64
 	address     string // of the gossip, as others reach it
 
-	ledger  *ledger.Ledger
-	gossip  *Gossip
-	gossips chan struct{} // closed when gossip is there: the ledger asks before
-	fence   *Fence
-	keeper  *Keeper
-	peers   *peers
-	server  *grpc.Server
-	raftTr  *resending
-	views   chan *ledger.View // to step to
-	asked   chan struct{}     // a new view was stepped to: ask for its lease at once
-	ousted  chan struct{}     // closed when another process has this one's name in the view
-	told    atomic.Uint64     // the epoch that changed was told last
-	next    *Proposer
-	trail   trail // of this replica, while it leads
-	led     int64 // since when this node leads; lead's own
+	ledger    *ledger.Ledger
+	gossip    *Gossip
+	gossips   chan struct{} // closed when gossip is there: the ledger asks before
+	fence     *Fence
+	keeper    *Keeper
+	peers     *peers
+	server    *grpc.Server
+	raftTr    *resending
+	views     chan *ledger.View // to step to
+	asked     chan struct{}     // a new view was stepped to: ask for its lease at once
+	ousted    chan struct{}     // closed when another process has this one's name in the view
+	told      atomic.Uint64     // the epoch that changed was told last
+	next      *Proposer
+	trail     trail       // of this replica, while it leads
+	led       int64       // since when this node leads; lead's own
+	announced atomic.Bool // that this node leaves
 
 	wg sync.WaitGroup // what Open started
 
@@ -171,6 +180,12 @@ func (c *Config) defaults() {
 	if c.LastUsed == nil {
 		c.LastUsed = func() map[string]int64 { return nil }
 	}
+	if c.Owing == nil {
+		c.Owing = func() []uint64 { return nil }
+	}
+	if c.Services == nil {
+		c.Services = func(grpc.ServiceRegistrar) {}
+	}
 }
 
 // open makes the parts in the order in which they need each other.
@@ -190,6 +205,7 @@ func (c *Cluster) open(ctx context.Context) error {
 	c.keeper = NewKeeper(c.ledger.Barrier, func() *ledger.View { return c.ledger.Facts().View })
 	c.server = newServer(c.cfg.ClusterName, creds, c.log)
 	clusterpb.RegisterClusterServer(c.server, service{c: c})
+	c.cfg.Services(c.server)
 	if err := c.openGossip(); err != nil {
 		return errors.Join(err, rpc.Close())
 	}
@@ -323,9 +339,34 @@ func (c *Cluster) rekey() {
 	}
 }
 
-// Close leaves: the others see at once that this node is gone, not lost. A leader hands its
-// leadership over first.
-func (c *Cluster) Close(ctx context.Context) error {
+// Leave tells the others that this node goes, a leader's leadership first, and waits until it has
+// stepped to a view without it, so that what it owned can be handed over: Run must go on for so
+// long. It does not wait where nobody else is left who could commit one. Close comes after it.
+func (c *Cluster) Leave(ctx context.Context) {
+	others := len(c.fence.Ring().Members()) > 1
+	c.announce(ctx)
+	if !others {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leavePatience)
+	defer cancel()
+	t := time.NewTicker(leavePoll)
+	defer t.Stop()
+	for c.fence.Member() {
+		select {
+		case <-ctx.Done():
+			c.log.Info("no view without this node came in time: what it owned is not handed over")
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// announce makes the others see at once that this node is gone, not lost.
+func (c *Cluster) announce(ctx context.Context) {
+	if c.announced.Swap(true) {
+		return
+	}
 	if c.ledger.IsLeader() {
 		if err := c.ledger.TransferLeadership(ctx); err != nil {
 			c.log.Info("leadership was not handed over; the others elect", "error", err)
@@ -334,6 +375,12 @@ func (c *Cluster) Close(ctx context.Context) error {
 	if err := c.gossip.Leave(ctx); err != nil {
 		c.log.Info("not all others were told that this node leaves; they will find out", "error", err)
 	}
+}
+
+// Close ends a node's part. Where Leave did not come before it, it tells the others, and waits for
+// no view.
+func (c *Cluster) Close(ctx context.Context) error {
+	c.announce(ctx)
 	return c.close(ctx)
 }
 
@@ -388,6 +435,19 @@ func (c *Cluster) Leased() bool { return c.fence.Valid(c.cfg.Seams.Now()) }
 func (c *Cluster) LeaseLeft() time.Duration {
 	return time.Duration(max(c.fence.Until()-c.cfg.Seams.Now(), 0))
 }
+
+// Fence says what this process may grant.
+func (c *Cluster) Fence() *Fence { return c.fence }
+
+// Conn is a connection to the gRPC server of the node that gossips at an address. It is shared, and
+// closed by the cluster.
+func (c *Cluster) Conn(address string) (grpc.ClientConnInterface, error) {
+	return c.peers.conn(rpcOf(address))
+}
+
+// Reconnect has the connection of Conn made anew: after a partition a TCP connection may take
+// minutes to notice that it has healed.
+func (c *Cluster) Reconnect(address string) { c.peers.drop(rpcOf(address)) }
 
 // MayGrant says whether this process, and no other, may grant a tenant's quota now.
 func (c *Cluster) MayGrant(tenant string) bool {

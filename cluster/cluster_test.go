@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"headgate/cluster/clusterpb"
 	"headgate/cluster/clustertest"
 	"headgate/cluster/ledger"
 	"headgate/cluster/ledger/ledgerpb"
@@ -531,6 +532,46 @@ func TestCleanLeave(t *testing.T) {
 			r.within(2*time.Second, "the two grant for everything", func() bool { return r.granters(rest) == sampled })
 		})
 	}
+}
+
+// TestLeaveShowsTheViewWithout: who leaves steps to the view without it while it can still hand over
+// what it owned; the last one does not wait for what can't come.
+func TestLeaveShowsTheViewWithout(t *testing.T) {
+	for seed := range uint64(4) {
+		inRealm(t, seed, func(r *realm) {
+			nodes := r.three()
+			leaves := nodes[r.rng.IntN(3)]
+			if seed%2 == 0 {
+				leaves = leaderOf(nodes)
+			}
+			epoch := leaves.Epoch()
+			begin := time.Now()
+			leaves.Leave(context.Background())
+			if took := time.Since(begin); took > time.Second || leaves.Fence().Member() || leaves.Epoch() != epoch+1 {
+				t.Errorf("seed %d: after %v, in epoch %d of before %d, a member: %t", seed, took, leaves.Epoch(), epoch, leaves.Fence().Member())
+			}
+			for _, n := range others(nodes, leaves) {
+				conn, err := leaves.Conn(n.Address())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := conn.Invoke(context.Background(), "/headgate.cluster.v1.Cluster/Identify", &clusterpb.IdentifyRequest{}, &clusterpb.IdentifyResponse{}); err != nil {
+					t.Errorf("seed %d: it can't reach %s any more: %v", seed, n.cfg.Name, err)
+				}
+			}
+			leaves.leave()
+		})
+	}
+	inRealm(t, 1, func(r *realm) {
+		alone := r.start("a", func(c *Config) { c.BootstrapExpect, c.Seeds = 1, nil })
+		r.within(10*time.Second, "a view of one", func() bool { return agree([]*realNode{alone}, 1) })
+		begin := time.Now()
+		alone.Leave(context.Background())
+		if took := time.Since(begin); took >= leavePatience {
+			t.Errorf("the only member waited %v for a view without it", took)
+		}
+		alone.leave()
+	})
 }
 
 // TestMembersAndRemoval: each node says how it is, and a dead one is removed by whichever node is asked.

@@ -163,6 +163,9 @@ func (f *Fence) Want() (epoch uint64, ok bool) {
 	return r.epoch, !r.replaced
 }
 
+// Member says whether this process is a member of the view last stepped to.
+func (f *Fence) Member() bool { return f.rights.Load().member.start != never }
+
 // Replaced says that this process was a member and that the ledger has another
 // incarnation of its name now. That never ends: the process should.
 func (f *Fence) Replaced() bool { return f.rights.Load().replaced }
@@ -217,6 +220,12 @@ func (r *rights) left(now int64, x *right) int64 {
 func (f *Fence) Valid(now int64) bool {
 	r := f.rights.Load()
 	return r.left(now, &r.member) > 0
+}
+
+// Lease is for how many nanoseconds more Valid holds unless a lease comes; 0: it does not.
+func (f *Fence) Lease(now int64) int64 {
+	r := f.rights.Load()
+	return r.left(now, &r.member)
 }
 
 // Until is when Valid ends unless a lease comes; 0: it has ended for want of

@@ -27,6 +27,7 @@ func (c *Cluster) keepAsLeader(ctx context.Context, r *clusterpb.KeepViewRequest
 		return &clusterpb.KeepViewResponse{Reason: reasonLags}
 	}
 	c.next.Asked(c.cfg.Seams.Now(), r.GetName(), r.GetIncarnation(), r.GetEpoch())
+	c.next.Accused(c.cfg.Seams.Now(), r.GetIncarnation(), r.GetOwing())
 	granted, reason := c.keeper.Keep(ctx, r.GetName(), r.GetIncarnation(), r.GetEpoch())
 	resp := &clusterpb.KeepViewResponse{Granted: granted, Reason: reason}
 	if v := c.ledger.Facts().View; v != nil {

@@ -30,6 +30,11 @@ const (
 
 	// askedWithin is how old a newcomer's last request may be.
 	askedWithin = 1 * time.Second
+	// accusedFor is how long the word counts that a member owes another an answer: it is repeated
+	// with each request for a view lease.
+	accusedFor = 1 * time.Second
+	// maxDoubled bounds how often RejoinAfter doubles for who owed answers again and again.
+	maxDoubled = 5
 	// strangerFor is when a process that is no member and is silent is forgotten.
 	strangerFor = 60 * time.Second
 	maxKnown    = 4096 // processes; more are not noticed
@@ -68,6 +73,10 @@ type Seen struct {
 	LastKeep int64
 	// Removed is when this leader saw it leave the view; 0: it did not.
 	Removed int64
+	// Accused is when a member said last that it owes it an answer; 0: none did. Times counts the
+	// removals that came of it.
+	Accused int64
+	Times   int
 	// Replaced says that another incarnation of its name took its place. It never
 	// comes back.
 	Replaced bool
@@ -81,7 +90,8 @@ type Seen struct {
 // A member goes at once if it left, or if another incarnation of its name is alive and
 // asks for leases; after DeadAfter without a KeepView if gossip says that it is dead or
 // that its name is another process now; after SilentAfter without one in any case: a
-// member that cannot reach the leader grants nothing. A process comes in if gossip says
+// member that cannot reach the leader grants nothing. It goes, too, when another member says that it
+// owes it an answer: until it has gone what it may hold can't be lent to anybody. A process comes in if gossip says
 // that it is alive and it asks for leases, which shows that it follows the ledger; one
 // that was removed RejoinAfter later at the earliest.
 func NextView(current *ledger.View, seen []Seen, now int64, cfg ViewConfig) (*ledger.View, bool) {
@@ -134,6 +144,8 @@ func judge(m ledger.Member, seen []Seen, now int64, cfg ViewConfig) (stays, atOn
 	}
 	silent := time.Duration(now - self.LastKeep)
 	switch {
+	case self.Accused != 0 && now-self.Accused < int64(accusedFor):
+		return false, false
 	case self.Gossip == GossipLeft:
 		return false, true
 	case self.Gossip == GossipDead, succeeded && self.Gossip != GossipAlive:
@@ -147,7 +159,7 @@ func mayJoin(s Seen, now int64, cfg ViewConfig) bool {
 	if s.Gossip != GossipAlive || s.Replaced || s.LastKeep == 0 || now-s.LastKeep > int64(askedWithin) {
 		return false
 	}
-	return s.Removed == 0 || s.LastKeep > s.Removed && now-s.Removed >= int64(cfg.RejoinAfter)
+	return s.Removed == 0 || s.LastKeep > s.Removed && now-s.Removed >= int64(cfg.RejoinAfter)<<min(s.Times, maxDoubled)
 }
 
 // newcomers are those that may join and are no members, by name; of one name first the
@@ -187,6 +199,8 @@ type Proposer struct {
 
 type asker struct {
 	lastKeep, removed int64
+	accused           int64  // when a member said last that it owes it an answer
+	times             int    // it was removed for that
 	epoch             uint64 // of the last request
 	replaced          bool
 }
@@ -214,6 +228,34 @@ func (p *Proposer) Asked(now int64, name string, incarnation, epoch uint64) {
 	}
 	if a := p.at(Self{name, incarnation}); a != nil {
 		a.lastKeep, a.epoch = max(a.lastKeep, now), max(a.epoch, epoch)
+	}
+}
+
+// Accused notes that a member says of others that they have owed it an answer for long. Of two
+// that accuse each other the first to speak is heard: one is enough to end the matter.
+func (p *Proposer) Accused(now int64, accuser uint64, owing []uint64) {
+	if len(owing) == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == nil {
+		return
+	}
+	i := slices.IndexFunc(p.last.Members, func(m ledger.Member) bool { return m.Incarnation == accuser })
+	if i < 0 {
+		return
+	}
+	if a := p.known[Self{p.last.Members[i].Name, accuser}]; a != nil && a.accused != 0 && now-a.accused < int64(accusedFor) {
+		return
+	}
+	for _, m := range p.last.Members {
+		if m.Incarnation == accuser || !slices.Contains(owing, m.Incarnation) {
+			continue
+		}
+		if a := p.at(Self{m.Name, m.Incarnation}); a != nil {
+			a.accused = now
+		}
 	}
 }
 
@@ -259,6 +301,10 @@ func (p *Proposer) follow(now int64, current *ledger.View) {
 			}
 			if a := p.at(Self{m.Name, m.Incarnation}); a != nil {
 				a.removed = now
+				if a.accused != 0 && now-a.accused < 2*int64(accusedFor) {
+					a.times++
+				}
+				a.accused = 0
 				a.replaced = slices.ContainsFunc(current.Members, func(n ledger.Member) bool { return n.Name == m.Name })
 			}
 		}
@@ -286,7 +332,7 @@ func (p *Proposer) remember(current *ledger.View, gossip []Seen) []Seen {
 		s := &seen[i]
 		member := current != nil && isMember(current, s.Name, s.Incarnation)
 		if a := p.known[Self{s.Name, s.Incarnation}]; a != nil {
-			s.LastKeep, s.Removed, s.Replaced = a.lastKeep, a.removed, a.replaced
+			s.LastKeep, s.Removed, s.Replaced, s.Accused, s.Times = a.lastKeep, a.removed, a.replaced, a.accused, a.times
 			if !member && current != nil && a.epoch < current.Epoch {
 				// It may have asked before it learned that it was replaced, and ask no more.
 				s.LastKeep = 0

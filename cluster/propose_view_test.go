@@ -246,6 +246,39 @@ func TestProposerTrustsNoOldRequest(t *testing.T) {
 	l.want(t, "one that knows the view and was never replaced", l.until(500), 0, 10, "a.1 b.1")
 }
 
+// Who owes another member an answer goes, comes back, and stays away the longer the more often that
+// happens. Of two that accuse each other one goes.
+func TestProposerHearsAccusations(t *testing.T) {
+	v := with(3, "a", "b", "c")
+	for i := range v.Members {
+		v.Members[i].Incarnation = uint64(i + 1)
+	}
+	l := newLeading(v)
+	l.until(0)
+	l.Accused(l.now, 7, []uint64{2})
+	if took := l.until(500); took >= 0 {
+		t.Fatalf("a stranger's word made the view %s", membersOf(l.view))
+	}
+	l.Accused(l.now, 1, []uint64{1})
+	if took := l.until(500); took >= 0 {
+		t.Fatalf("who accuses itself made the view %s", membersOf(l.view))
+	}
+	l.Accused(l.now, 1, []uint64{2, 99})
+	l.Accused(l.now, 2, []uint64{1})
+	l.want(t, "b owes a", l.until(500), 90, 110, "a.1 c.3")
+	l.want(t, "b comes back", l.until(9000), 4000, 4200, "a.1 b.2 c.3") // RejoinAfter, doubled once
+	l.until(0)
+	l.Accused(l.now, 3, []uint64{2})
+	l.want(t, "b owes c", l.until(500), 90, 110, "a.1 c.3")
+	l.want(t, "b comes back again", l.until(20000), 8000, 8200, "a.1 b.2 c.3")
+	l.until(0)
+	l.Accused(l.now, 3, []uint64{2})
+	l.now += 2 * int64(accusedFor)
+	if took := l.until(3000); took >= 0 {
+		t.Errorf("an old accusation made the view %s", membersOf(l.view))
+	}
+}
+
 // Requests of a process that does not follow the ledger are no sign of life.
 func TestProposerWantsMembersToFollow(t *testing.T) {
 	l := newLeading(with(3, "a", "b"))

@@ -69,13 +69,32 @@ func newPeers(cluster string, creds credentials.TransportCredentials, dial func(
 
 // client speaks to the gRPC address of a node.
 func (p *peers) client(address string) (clusterpb.ClusterClient, error) {
+	c, err := p.conn(address)
+	if err != nil {
+		return nil, err
+	}
+	return clusterpb.NewClusterClient(c), nil
+}
+
+// drop closes the connection to an address; the next use makes it anew.
+func (p *peers) drop(address string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.conns[address]; c != nil {
+		delete(p.conns, address)
+		_ = c.Close() // what was under way fails with it
+	}
+}
+
+// conn is the connection to a gRPC address.
+func (p *peers) conn(address string) (grpc.ClientConnInterface, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.conns == nil {
 		return nil, net.ErrClosed
 	}
 	if c, ok := p.conns[address]; ok {
-		return clusterpb.NewClusterClient(c), nil
+		return c, nil
 	}
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(p.creds),
@@ -101,7 +120,7 @@ func (p *peers) client(address string) (clusterpb.ClusterClient, error) {
 		return nil, fmt.Errorf("connect to %s: %w", address, err)
 	}
 	p.conns[address] = &peerConn{ClientConn: cc}
-	return clusterpb.NewClusterClient(cc), nil
+	return cc, nil
 }
 
 func (p *peers) outgoing(ctx context.Context) context.Context {

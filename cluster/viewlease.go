@@ -129,7 +129,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, retry bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch, Applied: c.ledger.Facts().Index}
+	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch, Applied: c.ledger.Facts().Index, Owing: c.cfg.Owing()}
 	sent := c.cfg.Seams.Now()
 	resp, err := c.askOne(ctx, r, voter, retry)
 	now := c.cfg.Seams.Now()

@@ -29,7 +29,8 @@ type KeepViewRequest struct {
 	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // the one the node has stepped to
 	Forwarded     bool                   `protobuf:"varint,4,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
-	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"` // how far it has applied the ledger
+	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`    // how far it has applied the ledger
+	Owing         []uint64               `protobuf:"varint,6,rep,packed,name=owing,proto3" json:"owing,omitempty"` // incarnations of members that have long owed this one an answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -97,6 +98,13 @@ func (x *KeepViewRequest) GetApplied() uint64 {
 		return x.Applied
 	}
 	return 0
+}
+
+func (x *KeepViewRequest) GetOwing() []uint64 {
+	if x != nil {
+		return x.Owing
+	}
+	return nil
 }
 
 type KeepViewResponse struct {
@@ -851,13 +859,14 @@ var File_cluster_clusterpb_cluster_proto protoreflect.FileDescriptor
 
 const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"\x95\x01\n" +
+	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"\xab\x01\n" +
 	"\x0fKeepViewRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1c\n" +
 	"\tforwarded\x18\x04 \x01(\bR\tforwarded\x12\x18\n" +
-	"\aapplied\x18\x05 \x01(\x04R\aapplied\"Z\n" +
+	"\aapplied\x18\x05 \x01(\x04R\aapplied\x12\x14\n" +
+	"\x05owing\x18\x06 \x03(\x04R\x05owing\"Z\n" +
 	"\x10KeepViewResponse\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\bR\agranted\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
