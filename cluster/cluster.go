@@ -39,6 +39,7 @@ const (
 // Config is what a Cluster is made from. Listen's port and the two above it are used.
 type Config struct {
 	Name, ClusterName, Version string
+	Incarnation                uint64 // of this process, from NewIncarnation; 0: Open makes one
 	DataDir                    string
 	Listen                     string   // HOST:PORT of the gossip; gRPC is the next port, raft the one after
 	Advertise                  string   // where others reach it; "": as Listen
@@ -118,8 +119,10 @@ type Cluster struct {
 	ousted    chan struct{}     // closed when another process has this one's name in the view
 	told      atomic.Uint64     // the epoch that changed was told last
 	next      *Proposer
-	trail     trail       // of this replica, while it leads
-	led       int64       // since when this node leads; lead's own
+	trail     trail // of this replica, while it leads
+	walls     walls // of the members, while it leads
+	led       int64 // since when this node leads; lead's own
+	wallOff   atomic.Pointer[time.Duration]
 	announced atomic.Bool // that this node leaves
 
 	wg sync.WaitGroup // what Open started
@@ -137,7 +140,7 @@ func Open(ctx context.Context, cfg Config) (*Cluster, error) {
 	}
 	cfg.defaults()
 	c := &Cluster{
-		cfg: cfg, log: cfg.Logger, incarnation: NewIncarnation(), next: NewProposer(ViewConfig{}),
+		cfg: cfg, log: cfg.Logger, incarnation: cmp.Or(cfg.Incarnation, NewIncarnation()), next: NewProposer(ViewConfig{}),
 		views: make(chan *ledger.View, viewsPending), asked: make(chan struct{}, 1), ousted: make(chan struct{}),
 		gossips: make(chan struct{}),
 	}

@@ -23,15 +23,24 @@ const (
 // One that does not follow the ledger does not count as a member: kill switches and revocations
 // would not bind on it, and nothing else would tell.
 func (c *Cluster) keepAsLeader(ctx context.Context, r *clusterpb.KeepViewRequest) *clusterpb.KeepViewResponse {
-	if r.GetApplied() < c.trail.due(c.cfg.Seams.Now()) {
+	now, wall := c.cfg.Seams.Now(), time.Now().UnixNano()
+	if r.GetApplied() < c.trail.due(now) {
 		return &clusterpb.KeepViewResponse{Reason: reasonLags}
 	}
-	c.next.Asked(c.cfg.Seams.Now(), r.GetName(), r.GetIncarnation(), r.GetEpoch())
-	c.next.Accused(c.cfg.Seams.Now(), r.GetIncarnation(), r.GetOwing())
+	c.next.Asked(now, r.GetName(), r.GetIncarnation(), r.GetEpoch())
+	c.next.Accused(now, r.GetIncarnation(), r.GetOwing())
 	granted, reason := c.keeper.Keep(ctx, r.GetName(), r.GetIncarnation(), r.GetEpoch())
 	resp := &clusterpb.KeepViewResponse{Granted: granted, Reason: reason}
 	if v := c.ledger.Facts().View; v != nil {
 		resp.Epoch = v.Epoch
+	}
+	voters := c.ledger.Voters()
+	names := make([]string, 0, len(voters))
+	for _, v := range voters {
+		names = append(names, ServerIDName(string(v.ID)))
+	}
+	if ahead, known := c.walls.note(now, r.GetName(), r.GetIncarnation(), r.GetWall(), wall, names); known {
+		resp.WallOff = &ahead
 	}
 	return resp
 }

@@ -129,7 +129,7 @@ func (c *Cluster) keepView(ctx context.Context) {
 func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, retry bool) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch, Applied: c.ledger.Facts().Index, Owing: c.cfg.Owing()}
+	r := &clusterpb.KeepViewRequest{Name: c.cfg.Name, Incarnation: c.incarnation, Epoch: epoch, Applied: c.ledger.Facts().Index, Owing: c.cfg.Owing(), Wall: time.Now().UnixNano()}
 	sent := c.cfg.Seams.Now()
 	resp, err := c.askOne(ctx, r, voter, retry)
 	now := c.cfg.Seams.Now()
@@ -142,6 +142,10 @@ func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, r
 		a.answered = true
 	}
 	a.mu.Unlock()
+	if err == nil && resp.WallOff != nil {
+		off := time.Duration(resp.GetWallOff())
+		c.wallOff.Store(&off)
+	}
 	if err == nil && resp.GetGranted() {
 		c.fence.Granted(sent, now, epoch)
 	}

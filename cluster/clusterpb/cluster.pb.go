@@ -31,6 +31,7 @@ type KeepViewRequest struct {
 	Forwarded     bool                   `protobuf:"varint,4,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
 	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`    // how far it has applied the ledger
 	Owing         []uint64               `protobuf:"varint,6,rep,packed,name=owing,proto3" json:"owing,omitempty"` // incarnations of members that have long owed this one an answer
+	Wall          int64                  `protobuf:"varint,7,opt,name=wall,proto3" json:"wall,omitempty"`          // the node's wall clock when it asked, in nanoseconds since the Unix epoch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -107,11 +108,19 @@ func (x *KeepViewRequest) GetOwing() []uint64 {
 	return nil
 }
 
+func (x *KeepViewRequest) GetWall() int64 {
+	if x != nil {
+		return x.Wall
+	}
+	return 0
+}
+
 type KeepViewResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Granted       bool                   `protobuf:"varint,1,opt,name=granted,proto3" json:"granted,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`  // the leader's; what was granted is the request's
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // where not granted: not_leader | not_member | epoch | no_barrier | lags
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`                          // the leader's; what was granted is the request's
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`                         // where not granted: not_leader | not_member | epoch | no_barrier | lags
+	WallOff       *int64                 `protobuf:"varint,4,opt,name=wall_off,json=wallOff,proto3,oneof" json:"wall_off,omitempty"` // nanoseconds by which the node's wall clock is ahead of the voters' median; absent: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -165,6 +174,13 @@ func (x *KeepViewResponse) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *KeepViewResponse) GetWallOff() int64 {
+	if x != nil && x.WallOff != nil {
+		return *x.WallOff
+	}
+	return 0
 }
 
 type ProposeRequest struct {
@@ -859,18 +875,21 @@ var File_cluster_clusterpb_cluster_proto protoreflect.FileDescriptor
 
 const file_cluster_clusterpb_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"\xab\x01\n" +
+	"\x1fcluster/clusterpb/cluster.proto\x12\x13headgate.cluster.v1\"\xbf\x01\n" +
 	"\x0fKeepViewRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x1c\n" +
 	"\tforwarded\x18\x04 \x01(\bR\tforwarded\x12\x18\n" +
 	"\aapplied\x18\x05 \x01(\x04R\aapplied\x12\x14\n" +
-	"\x05owing\x18\x06 \x03(\x04R\x05owing\"Z\n" +
+	"\x05owing\x18\x06 \x03(\x04R\x05owing\x12\x12\n" +
+	"\x04wall\x18\a \x01(\x03R\x04wall\"\x87\x01\n" +
 	"\x10KeepViewResponse\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\bR\agranted\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"*\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1e\n" +
+	"\bwall_off\x18\x04 \x01(\x03H\x00R\awallOff\x88\x01\x01B\v\n" +
+	"\t_wall_off\"*\n" +
 	"\x0eProposeRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"\x90\x01\n" +
 	"\x0fProposeResponse\x12\x16\n" +
@@ -992,6 +1011,7 @@ func file_cluster_clusterpb_cluster_proto_init() {
 	if File_cluster_clusterpb_cluster_proto != nil {
 		return
 	}
+	file_cluster_clusterpb_cluster_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

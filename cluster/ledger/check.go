@@ -209,6 +209,9 @@ func (c *checker) plan(at place, p *Plan, seen, globals map[string]bool) {
 	if len(p.Budgets) > 0 {
 		c.add(at.field("budgets"), "budgets are not available yet; remove them, or limit the unit usd by a rate")
 	}
+	if p.SpreadUsers && !slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.spreads() }) {
+		c.add(at.field("spread_users"), "spread_users is for limits whose scope names user, and the plan has none: remove it, or write such a scope")
+	}
 	c.oneOf(at.field("oversize"), p.Oversize, oversizes, true)
 	if time.Duration(p.Timeout) > time.Hour {
 		c.add(at.field("timeout"), "a timeout above 1h is not allowed")
@@ -238,7 +241,7 @@ func (c *checker) shares(at place, t *Tenant, seen map[limitSet]bool) {
 		}
 	}
 	for _, f := range factors {
-		set := limitSet{p, product(f, t.standing())}
+		set := limitSet{plan: p, share: product(f, t.standing())}
 		if f == 0 || t.standing() == 0 || seen[set] {
 			continue
 		}

@@ -52,7 +52,7 @@ func (c *Capture) Write(w io.Writer) error {
 	})
 	for _, p := range f.History {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Policy{Policy: &ledgerpb.PolicyRevision{
-			Revision: p.Revision, UnixNano: nanoOrZero(p.Time), Actor: p.Actor, Text: p.Text, RolledBackTo: p.RolledBackTo,
+			Revision: p.Revision, UnixNano: nanoOrZero(p.Time), Actor: p.Actor, Text: p.Text, RolledBackTo: p.RolledBackTo, Index: p.Index,
 		}}})
 	}
 	c.writeKeys(sw)
@@ -282,7 +282,7 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 		if p.GetRevision() <= s.work.Revision() {
 			return sr.damaged("is revision %d of the policy after %d", p.GetRevision(), s.work.Revision())
 		}
-		s.putPolicy(&PolicyRevision{p.GetRevision(), timeOrZero(p.GetUnixNano()), p.GetActor(), p.GetText(), p.GetRolledBackTo()})
+		s.putPolicy(&PolicyRevision{p.GetRevision(), timeOrZero(p.GetUnixNano()), p.GetActor(), p.GetText(), p.GetRolledBackTo(), p.GetIndex()})
 	case *ledgerpb.Record_Key:
 		if err := checkKey(b.Key); err != nil {
 			return sr.damaged("is no key: %v", err)

@@ -55,7 +55,14 @@ type PolicyRevision struct {
 	Actor        string
 	Text         []byte // YAML, as written
 	RolledBackTo uint64 // the revision whose text this is; 0: none
+	// Index is that of the log entry that put it in force; 0 where a snapshot of an early version
+	// does not tell. A restore raises that of the policy in force beyond all that was before, since
+	// Revision may go back by it. It is no part of the state's hash.
+	Index uint64
 }
+
+// Number is alike on every node and rises with each policy that is put in force, by a restore too.
+func (r *PolicyRevision) Number() uint64 { return max(r.Index, r.Revision) }
 
 // KillKind is what a kill switch stops.
 type KillKind int32

@@ -10,6 +10,23 @@ import (
 	"headgate/limiter"
 )
 
+// Numbers say by what limits are numbered, so that where two meet in one bucket the newer binds.
+type Numbers struct {
+	// Policy is PolicyRevision.Number, alike on every node: the Revision of a Whole is
+	// Policy<<20 plus the steps of its tenant's ramp that have begun, 0 for limits whose buckets
+	// belong to no tenant.
+	Policy uint64
+	// Local counts this process's indexes: the Revision of a Spec and of a Private, which differ
+	// from node to node and change with its share.
+	Local uint64
+}
+
+// whole is the revision of a limit with so many steps of a ramp begun.
+func (n Numbers) whole(steps int) uint64 {
+	const bits = 20 // above maxMarks, and so above the steps of any ramp
+	return n.Policy<<bits | uint64(min(steps, 1<<bits-1))
+}
+
 // Index is one revision of a policy, ready to resolve keys. It never changes itself, and is
 // safe for concurrent use; the keys that it resolves are those of the live table.
 type Index struct {
@@ -37,9 +54,17 @@ type Caller struct {
 // ResolvedLimit is a limit as it applies to a tenant.
 type ResolvedLimit struct {
 	*Limit
-	Spec     *limiter.Limit // with the ramp applied
+	// Whole is the limit for all of the cluster, with ramp and standing applied. Its Revision means
+	// the same on every node.
+	Whole *limiter.Limit
+	// Private is this node's share of Whole: of what decides while nobody else can be asked. nil
+	// where the share is nothing.
+	Private  *limiter.Limit
+	Spec     *limiter.Limit // Private, or Whole where that is nil
 	Bucket   string         // what its bucket is called: qualified by the plan where tenants share it
 	Oversize limiter.Oversize
+	// Spread: the bucket is placed by tenant and user.
+	Spread bool
 	// None: this node's share of the limit is nothing, so that it may admit nothing that the
 	// limit applies to, whatever Spec says.
 	None bool
@@ -49,16 +74,24 @@ type ResolvedLimit struct {
 // keys resolves live, so that a new or revoked key needs no new index; nil is an empty
 // table. extra are keys beyond it, such as that of a development node; where one has the hash of a key of
 // the table, the table's counts. The policy's own list of keys plays no part: see Prepare.
+//
+// It is IndexAt where nothing is numbered but by revision: for a policy that is looked at by itself.
 func (p *Policy) Index(now time.Time, revision uint64, share Share, keys *Keys, extra ...Key) (*Index, error) {
+	return p.IndexAt(now, Numbers{Policy: revision, Local: revision}, share, keys, extra...)
+}
+
+// IndexAt is Index for a policy in force; Index.Revision is numbers.Local.
+func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys, extra ...Key) (*Index, error) {
 	if err := share.validate(); err != nil {
 		return nil, err
 	}
-	ix := &Index{Policy: p, Revision: revision, Share: share, keys: keys, tenants: make(map[string]*Caller, len(p.Tenants))}
+	ix := &Index{Policy: p, Revision: numbers.Local, Share: share, keys: keys, tenants: make(map[string]*Caller, len(p.Tenants))}
 	plans := make(map[string]*Plan, len(p.Plans))
 	for i := range p.Plans {
 		plans[p.Plans[i].Name] = &p.Plans[i]
 	}
-	shared, err := p.shared(revision, share)
+	by := cutting{numbers, share}
+	shared, err := p.shared(by)
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +101,11 @@ func (p *Policy) Index(now time.Time, revision uint64, share Share, keys *Keys, 
 		if plan == nil {
 			return nil, fmt.Errorf("tenant %s: there is no plan %q", t.Name, t.Plan)
 		}
-		factor, next := plan.ramp(t, now)
-		set := limitSet{plan, product(factor, t.standing())}
+		factor, steps, next := plan.ramp(t, now)
+		set := limitSet{plan, product(factor, t.standing()), steps}
 		limits, ok := sets[set]
 		if !ok {
-			if limits, err = set.resolve(revision, share, shared); err != nil {
+			if limits, err = set.resolve(by, shared); err != nil {
 				return nil, err
 			}
 			sets[set] = limits
@@ -131,15 +164,15 @@ type sharedLimits struct {
 	plan   map[*Limit]ResolvedLimit
 }
 
-func (p *Policy) shared(revision uint64, share Share) (sharedLimits, error) {
+func (p *Policy) shared(by cutting) (sharedLimits, error) {
 	s := sharedLimits{plan: map[*Limit]ResolvedLimit{}}
 	for i := range p.Global.Limits {
 		l := &p.Global.Limits[i]
-		r, err := l.resolve(revision, l.Name)
+		r, err := l.resolve(l.Name)
 		if err != nil {
 			return s, fmt.Errorf("global.limits[%s]: %w", l.Name, err)
 		}
-		r.None = share.split(r.Spec)
+		by.part(&r, 0)
 		s.global = append(s.global, r)
 	}
 	for i := range p.Plans {
@@ -148,35 +181,54 @@ func (p *Policy) shared(revision uint64, share Share) (sharedLimits, error) {
 			if !l.tenantless() {
 				continue
 			}
-			r, err := l.resolve(revision, p.Plans[i].Name+"/"+l.Name)
+			r, err := l.resolve(p.Plans[i].Name + "/" + l.Name)
 			if err != nil {
 				return s, fmt.Errorf("plans[%s].limits[%s]: %w", p.Plans[i].Name, l.Name, err)
 			}
-			r.None = share.split(r.Spec)
+			by.part(&r, 0)
 			s.plan[l] = r
 		}
 	}
 	return s, nil
 }
 
-func (l *Limit) resolve(revision uint64, bucket string) (ResolvedLimit, error) {
-	spec, _, err := l.compile()
-	spec.Revision = revision
-	return ResolvedLimit{Limit: l, Spec: &spec, Bucket: bucket}, err
+func (l *Limit) resolve(bucket string) (ResolvedLimit, error) {
+	whole, _, err := l.compile()
+	return ResolvedLimit{Limit: l, Whole: &whole, Bucket: bucket}, err
+}
+
+// cutting is by what wholes are numbered and parts are cut from them.
+type cutting struct {
+	numbers Numbers
+	share   Share
+}
+
+// part finishes a limit whose Whole is scaled.
+func (c cutting) part(r *ResolvedLimit, steps int) {
+	part := *r.Whole
+	part.Revision, r.Whole.Revision = c.numbers.Local, c.numbers.whole(steps)
+	if r.None = c.share.split(&part); !r.None {
+		r.Private = &part
+	}
+	r.Spec = &part // where it is nothing, what split left as it was
 }
 
 // tenantless limits have one bucket for all tenants.
 func (l *Limit) tenantless() bool { return l.Scope == "global" || l.Scope == "model" }
+
+// spreads says whether the limit has buckets that a plan's spread_users spreads.
+func (l *Limit) spreads() bool { return slices.Contains(strings.Split(l.Scope, "+"), "user") }
 
 // limitSet is what decides a tenant's limits. Tenants that agree in it share them, as rules:
 // the buckets are each tenant's own.
 type limitSet struct {
 	plan  *Plan
 	share fraction // of what the plan gives: the ramp's factor times the standing
+	steps int      // of the ramp, begun
 }
 
 // resolve gives a node's share of the limits, cheapest first.
-func (set limitSet) resolve(revision uint64, share Share, shared sharedLimits) ([]ResolvedLimit, error) {
+func (set limitSet) resolve(by cutting, shared sharedLimits) ([]ResolvedLimit, error) {
 	p := set.plan
 	limits := make([]ResolvedLimit, 0, len(p.Limits)+len(shared.global))
 	for i := range p.Limits {
@@ -184,14 +236,15 @@ func (set limitSet) resolve(revision uint64, share Share, shared sharedLimits) (
 		r, ok := shared.plan[l]
 		if !ok {
 			var err error
-			if r, err = l.resolve(revision, l.Name); err != nil {
+			if r, err = l.resolve(l.Name); err != nil {
 				return nil, fmt.Errorf("plans[%s].limits[%s]: %w", p.Name, l.Name, err)
 			}
-			set.share.scale(r.Spec)
-			if err = r.Spec.Validate(); err != nil {
+			set.share.scale(r.Whole)
+			if err = r.Whole.Validate(); err != nil {
 				return nil, fmt.Errorf("plans[%s].limits[%s], scaled by %d/%d: %w", p.Name, l.Name, set.share.num, set.share.den, err)
 			}
-			r.None = share.split(r.Spec)
+			by.part(&r, set.steps)
+			r.Spread = p.SpreadUsers && l.spreads()
 		}
 		limits = append(limits, r)
 	}
@@ -231,23 +284,23 @@ func (t *Tenant) standing() Factor {
 	return *t.Standing
 }
 
-// ramp is the factor of a tenant's age, and when it changes next. Before the first step
+// ramp is the factor of a tenant's age, how many steps have begun, and when the next begins. Before the first step
 // and without a `since` the first step and the last apply: an account of unknown age is an old one.
-func (p *Plan) ramp(t *Tenant, now time.Time) (Factor, time.Time) {
+func (p *Plan) ramp(t *Tenant, now time.Time) (factor Factor, steps int, next time.Time) {
 	if len(p.Ramp) == 0 {
-		return factorOne, time.Time{}
+		return factorOne, 0, time.Time{}
 	}
 	if t.Since.IsZero() {
-		return p.Ramp[len(p.Ramp)-1].Factor, time.Time{}
+		return p.Ramp[len(p.Ramp)-1].Factor, len(p.Ramp), time.Time{}
 	}
 	since := time.Time(t.Since)
-	factor := p.Ramp[0].Factor
-	for _, s := range p.Ramp {
+	factor = p.Ramp[0].Factor
+	for i, s := range p.Ramp {
 		at := since.Add(time.Duration(s.After))
 		if at.After(now) {
-			return factor, at
+			return factor, i, at
 		}
 		factor = s.Factor
 	}
-	return factor, time.Time{}
+	return factor, len(p.Ramp), time.Time{}
 }

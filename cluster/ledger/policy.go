@@ -51,6 +51,9 @@ type Plan struct {
 	Oversize string     `yaml:"oversize,omitempty"` // refuse | debt
 	Timeout  Duration   `yaml:"timeout,omitempty"`
 	Ramp     []RampStep `yaml:"ramp,omitempty"`
+	// SpreadUsers places the buckets of limits whose scope names user by tenant and user, not by tenant
+	// alone, so that a tenant of millions of users does not sit on one node.
+	SpreadUsers bool `yaml:"spread_users,omitempty"`
 }
 
 // RampStep scales a plan's limits for tenants that are at least After old.

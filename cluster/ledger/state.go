@@ -139,10 +139,14 @@ func (s *State) Replace(o *State) {
 	s.publish()
 }
 
-// Adopt gives s the cluster id and the view of another state. A backup that is restored into
-// a running cluster needs it: epochs fence, and must not go back.
+// Adopt gives s the cluster id and the view of another state, and raises the number of the policy in
+// force beyond f.Index. A backup that is restored into a running cluster needs it: epochs
+// fence, limits of a higher number bind, and neither may go back.
 func (s *State) Adopt(f *Facts) {
 	s.work.ClusterID, s.work.View = f.ClusterID, f.View
+	if p := s.work.Policy; p != nil && p.Number() <= f.Index {
+		s.renumber(f.Index + 1)
+	}
 	s.publish()
 }
 
@@ -269,7 +273,10 @@ func (s *State) setPolicy(c *ledgerpb.SetPolicy) (bool, error) {
 	if _, err := s.addKeys(fresh); err != nil {
 		return false, err
 	}
-	p := &PolicyRevision{Revision: current + 1, Time: timeOrZero(s.nano), Actor: s.actor, Text: c.GetText(), RolledBackTo: c.GetRolledBackTo()}
+	p := &PolicyRevision{Revision: current + 1, Time: timeOrZero(s.nano), Actor: s.actor, Text: c.GetText(), RolledBackTo: c.GetRolledBackTo(), Index: s.index}
+	if s.work.Policy != nil {
+		p.Index = max(p.Index, s.work.Policy.Number()+1)
+	}
 	s.putPolicy(p)
 	action, before := "policy.apply", ""
 	if p.RolledBackTo != 0 {
@@ -297,6 +304,14 @@ func (s *State) putPolicy(p *PolicyRevision) {
 		history = history[1:]
 	}
 	s.work.History, s.work.Policy = history, p
+}
+
+// renumber puts the policy in force under another index. What its hash is over stays as it is.
+func (s *State) renumber(index uint64) {
+	p := *s.work.Policy
+	p.Index = index
+	s.work.History = append(slices.Clone(s.work.History[:len(s.work.History)-1]), &p)
+	s.work.Policy = &p
 }
 
 // addKeys adds keys as created now, all or none.

@@ -1547,6 +1547,7 @@ type PolicyRevision struct {
 	Actor         string                 `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
 	Text          []byte                 `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
 	RolledBackTo  uint64                 `protobuf:"varint,5,opt,name=rolled_back_to,json=rolledBackTo,proto3" json:"rolled_back_to,omitempty"`
+	Index         uint64                 `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"` // of the log entry that put it in force, raised by a restore; 0: written before this was kept
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1612,6 +1613,13 @@ func (x *PolicyRevision) GetText() []byte {
 func (x *PolicyRevision) GetRolledBackTo() uint64 {
 	if x != nil {
 		return x.RolledBackTo
+	}
+	return 0
+}
+
+func (x *PolicyRevision) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
 	}
 	return 0
 }
@@ -2337,13 +2345,14 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06action\x18\x04 \x01(\tR\x06action\x12\x16\n" +
 	"\x06object\x18\x05 \x01(\tR\x06object\x12\x16\n" +
 	"\x06before\x18\x06 \x01(\tR\x06before\x12\x14\n" +
-	"\x05after\x18\a \x01(\tR\x05after\"\x99\x01\n" +
+	"\x05after\x18\a \x01(\tR\x05after\"\xaf\x01\n" +
 	"\x0ePolicyRevision\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1b\n" +
 	"\tunix_nano\x18\x02 \x01(\x03R\bunixNano\x12\x14\n" +
 	"\x05actor\x18\x03 \x01(\tR\x05actor\x12\x12\n" +
 	"\x04text\x18\x04 \x01(\fR\x04text\x12$\n" +
-	"\x0erolled_back_to\x18\x05 \x01(\x04R\frolledBackTo\"\x97\x01\n" +
+	"\x0erolled_back_to\x18\x05 \x01(\x04R\frolledBackTo\x12\x14\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\"\x97\x01\n" +
 	"\x04Kill\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.headgate.ledger.v1.KillKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
