@@ -568,6 +568,7 @@ func TestBackupAndRestore(t *testing.T) {
 		c.bootstrap(3)
 		c.found()
 		leader := c.leader()
+		c.propose(leader, command(1000, &ledgerpb.SetPolicy{Text: []byte("version: 1\n")}))
 		for i := range 30 {
 			c.propose(leader, set(fmt.Sprintf("t%d", i), "v"))
 		}
@@ -596,6 +597,9 @@ func TestBackupAndRestore(t *testing.T) {
 		other.bootstrap(3)
 		fresh := other.leader()
 		other.propose(fresh, set("gone", "after the restore"))
+		other.propose(fresh, command(1000, &ledgerpb.SetPolicy{Text: []byte("version: 1\n")}))
+		other.propose(fresh, command(1001, &ledgerpb.SetPolicy{Text: []byte("version: 1\n")}))
+		before := fresh.ledger.Facts()
 		torn := backup.Bytes()[:backup.Len()-10]
 		if _, err := fresh.ledger.Restore(t.Context(), bytes.NewReader(torn), false); err == nil {
 			t.Error("a torn backup was restored")
@@ -603,12 +607,15 @@ func TestBackupAndRestore(t *testing.T) {
 		if get(fresh.ledger.Facts(), "gone") == "" {
 			t.Error("a torn backup changed the ledger")
 		}
-		facts, err := fresh.ledger.Restore(t.Context(), bytes.NewReader(backup.Bytes()), false)
+		facts, err := fresh.ledger.Restore(t.Context(), bytes.NewReader(backup.Bytes()), true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if facts.Hash != want.Hash || get(facts, "gone") != "" || facts.View == nil || facts.View.Epoch != 1+epochSkip {
 			t.Errorf("restored %+v, want hash %x and epoch %d", facts, want.Hash[:4], 1+epochSkip)
+		}
+		if facts.Policy.Number() <= before.Policy.Number() || facts.Revision() >= before.Revision() {
+			t.Errorf("restored is the policy %d of number %d, before it was %d of %d", facts.Revision(), facts.Policy.Number(), before.Revision(), before.Policy.Number())
 		}
 		other.settled()
 		other.propose(other.follower(), set("x", "after"))

@@ -20,7 +20,9 @@
 //   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log, and of a
 //     hash the audit log and differences show 12 digits.
 //   - An Index never changes, but the keys that it resolves are the live ones. A new revision is a new Index; tenants of
-//     one plan and one share of it (ramp × standing) have the same limits, by pointer.
+//     one plan, one share of it (ramp × standing) and one step of its ramp have the same limits, by pointer.
+//   - A Whole is numbered alike on every node, and higher with every policy put in force and every
+//     step of a ramp, also where a restore brings an earlier revision back.
 //   - The parts of a limit that all ranks of a Share hold add up to the limit.
 //   - Input is bounded: maxPolicySize, maxMarks, maxNesting, maxFields, maxProblems of
 //     maxMessage, limiter.MaxCharges limits on one request. Anchors and aliases are refused.

@@ -185,6 +185,7 @@ func TestParseRefuses(t *testing.T) {
 		"wait on slots":       {replace("max: 8", "max: 8, wait: 1s"), "a wait does nothing"},
 		"no models":           {replace("models: [llama-8b], routes", "models: [], routes"), "an empty list would allow none"},
 		"control in a user":   {replace("user: u,", `user: "u\x1f",`), "printable"},
+		"nobody to spread":    {replace("oversize: refuse", "oversize: refuse\n    spread_users: true"), "plans[pro].spread_users: spread_users is for limits whose scope names user"},
 		"slip in a redaction": {replace("redact: [email", "redact: [emial"), `did you mean "email"`},
 		"no standing":         {replace("standing: 0.5", "standing: 0"), "suspended: true"},
 		"no factor":           {replace("factor: 0.2", "factor: 0"), "suspended: true"},

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,6 +95,92 @@ func TestLeastIsWhatEveryRankHolds(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestWholeAndPrivate: the whole is numbered alike on every node and not cut; the private part is
+// the node's share, numbered by itself.
+func TestWholeAndPrivate(t *testing.T) {
+	p := mustParse(t, example)
+	young, grown := time.Date(2026, 1, 20, 0, 0, 0, 0, time.UTC), time.Date(2026, 1, 29, 0, 0, 0, 0, time.UTC)
+	limits := func(now time.Time, n Numbers, s Share) map[string]ResolvedLimit {
+		t.Helper()
+		ix, err := p.IndexAt(now, n, s, keysOf(t, p.Keys...))
+		must(t, err)
+		if ix.Revision != n.Local {
+			t.Errorf("the index is %d, not %d", ix.Revision, n.Local)
+		}
+		c, ok := ix.Lookup([32]byte{})
+		if !ok {
+			t.Fatal("the key is gone")
+		}
+		out := map[string]ResolvedLimit{}
+		for _, l := range c.Limits {
+			out[l.Name] = l
+		}
+		return out
+	}
+	a := limits(young, Numbers{Policy: 9, Local: 3}, Share{Rank: 0, Of: 5})
+	b := limits(young, Numbers{Policy: 9, Local: 70}, Share{Rank: 4, Of: 5})
+	for name, l := range a {
+		if *l.Whole != *b[name].Whole {
+			t.Errorf("%s is %+v on one node and %+v on another", name, l.Whole, b[name].Whole)
+		}
+		if l.None != (l.Private == nil) || !l.None && (l.Private.Revision != 3 || *l.Private != *l.Spec || b[name].None || b[name].Private.Revision != 70) {
+			t.Errorf("%s: the private part is %+v, %+v elsewhere", name, l.Private, b[name].Private)
+		}
+	}
+	if got := *a["org-tokens"].Whole; got != (limiter.Limit{Rate: limiter.Rate{Count: 6000, Per: time.Minute}, Burst: 6000, Revision: 9<<20 | 1}) {
+		t.Errorf("org-tokens is %+v", got)
+	}
+	if got := a["org-tokens"].Private; got.Burst != 1200 || got.Parts != 5 {
+		t.Errorf("a fifth of it is %+v", got)
+	}
+	if a["key-inflight"].Private != nil || b["key-inflight"].Private == nil {
+		t.Error("one slot of five nodes is not the last one's")
+	}
+	if a["fleet"].Whole.Revision != 9<<20 || a["per-model"].Whole.Revision != 9<<20 {
+		t.Error("a limit of no tenant counts the steps of one's ramp")
+	}
+	if got := limits(grown, Numbers{Policy: 9}, Share{})["org-tokens"].Whole; got.Revision != 9<<20|2 || got.Burst != 30000 {
+		t.Errorf("a step later it is %+v", got)
+	}
+	if got := limits(young, Numbers{Policy: 10}, Share{})["org-tokens"].Whole.Revision; got <= 9<<20|2 {
+		t.Errorf("the next policy's number is %d", got)
+	}
+}
+
+// TestSameShareOfAnotherStep: tenants that have as much after different steps are numbered apart.
+func TestSameShareOfAnotherStep(t *testing.T) {
+	p := mustParse(t, strings.Replace(example, "{name: old, plan: pro}", "{name: old, plan: pro, standing: 0.1}", 1))
+	ix, err := p.Index(time.Date(2026, 1, 20, 0, 0, 0, 0, time.UTC), 1, Share{}, nil)
+	must(t, err)
+	a, _ := ix.Tenant("acme") // 0.2 × 0.5, one step
+	b, _ := ix.Tenant("old")  // 1 × 0.1, two steps
+	for i := range a.Limits {
+		x, y := *a.Limits[i].Whole, *b.Limits[i].Whole
+		if x.Rate != y.Rate || x.Burst != y.Burst {
+			t.Errorf("%s: %+v and %+v", a.Limits[i].Name, x, y)
+		}
+		if tenantless := a.Limits[i].tenantless(); (x.Revision == y.Revision) != tenantless {
+			t.Errorf("%s is numbered %d and %d", a.Limits[i].Name, x.Revision, y.Revision)
+		}
+	}
+}
+
+func TestSpreadUsers(t *testing.T) {
+	text := strings.NewReplacer("oversize: refuse", "oversize: refuse\n    spread_users: true", "scope: org+model", "scope: model+user").Replace(example)
+	p := mustParse(t, text)
+	ix, err := p.Index(time.Unix(2e9, 0), 1, Share{}, nil)
+	must(t, err)
+	c, _ := ix.Tenant("acme")
+	for _, l := range c.Limits {
+		if l.Spread != (l.Name == "money") {
+			t.Errorf("%s of %s: spread %v", l.Name, l.Scope, l.Spread)
+		}
+	}
+	if d := Diff(mustParse(t, strings.Replace(text, "    spread_users: true\n", "", 1)), p); len(d) != 1 || d[0].String() != "+ plans[pro].spread_users: true" {
+		t.Errorf("the difference is %v", d)
+	}
 }
 
 func TestIndexOfAShare(t *testing.T) {

@@ -463,6 +463,9 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 	if f.Hash != want.Hash || f.Revision() != 2 || f.KeyCount != 4 {
 		t.Errorf("after it the facts are %+v", f)
 	}
+	if f.Policy.Index != here.Index+1 || f.History[1] != f.Policy || f.History[0].Index != 2 || want.Policy.Index != 3 {
+		t.Errorf("the policies in force are numbered %d and %d, after index %d", f.History[0].Index, f.Policy.Index, here.Index)
+	}
 	if f.View.Epoch != 4 || !bytes.Equal(f.ClusterID, here.ClusterID) {
 		t.Errorf("the epoch went back to %d, the cluster is %x", f.View.Epoch, f.ClusterID)
 	}
@@ -473,6 +476,11 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 		t.Error("the audit log is not the backup's")
 	}
 	w.do(createKeys(keyMessage("mine", "t")))
+	_, err := w.s.Apply(1, command(500, &ledgerpb.SetPolicy{Text: []byte("version: 1\n")}))
+	must(t, err)
+	if after := w.s.Facts().Policy; after.Index != here.Index+2 || after.Revision != 3 {
+		t.Errorf("the next policy, at an index that went back, is %+v", after)
+	}
 	if again := readState(t, snapshotOf(t, w.s)); again.Facts().Hash != w.s.Facts().Hash {
 		t.Error("the hash is wrong after a replacement")
 	}

@@ -193,7 +193,7 @@ func (n *Node) due(r *ledger.PolicyRevision, share ledger.Share, now time.Time) 
 
 // samePolicy: after a restore of the ledger another policy may have the same revision.
 func samePolicy(a, b *ledger.PolicyRevision) bool {
-	return a == b || a.Revision == b.Revision && bytes.Equal(a.Text, b.Text)
+	return a == b || a.Number() == b.Number() && a.Revision == b.Revision && bytes.Equal(a.Text, b.Text)
 }
 
 // putInForce; n.mu is held.
@@ -209,7 +209,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 	} else {
 		p = s.index.Policy
 	}
-	ix, err := p.Index(now, s.compiled+1, share, n.keyTable(), n.devKeys(p)...)
+	ix, err := p.IndexAt(now, ledger.Numbers{Policy: r.Number(), Local: s.compiled + 1}, share, n.keyTable(), n.devKeys(p)...)
 	if err == nil {
 		err = n.restoreLevels()
 	}
