@@ -63,7 +63,7 @@ func (c Config) Validate() error {
 // ds as many decisions or more; otherwise the methods panic.
 type Local struct {
 	seed   maphash.Seed
-	shards []shard
+	shards []shard[account]
 	max    int64
 	floor  atomic.Int64 // 0: none; see SetFloor
 
@@ -79,7 +79,7 @@ func NewLocal(c Config) (*Local, error) {
 	}
 	return &Local{
 		seed:   maphash.MakeSeed(),
-		shards: make([]shard, cmp.Or(c.Shards, DefaultShards)),
+		shards: make([]shard[account], cmp.Or(c.Shards, DefaultShards)),
 		max:    int64(cmp.Or(c.MaxBuckets, DefaultMaxBuckets)),
 	}, nil
 }
@@ -212,8 +212,8 @@ func (l *Local) open(b *batch, now int64, cs []limiter.Charge) (fresh uint32, ok
 				l.closeUnused(b, now, cs, fresh, true)
 				return 0, false
 			}
-			found = s.insert(p.tag, &cs[i].Key, cs[i].Limit)
-			found.state = l.fresh(now, cs[i].Limit)
+			found, _ = s.insert(p.tag, &cs[i].Key)
+			*found = account{cs[i].Limit, l.fresh(now, cs[i].Limit)}
 			fresh |= 1 << i
 		}
 		b.accounts[i] = found
@@ -335,8 +335,8 @@ func (l *Local) settle(now int64, p place, c *limiter.Charge, actual int64) limi
 			return c.Limit.Take(&fresh, now, 0, limiter.Refuse)
 		}
 		l.count.Add(1)
-		found = s.insert(p.tag, &c.Key, c.Limit)
-		found.state = fresh
+		found, _ = s.insert(p.tag, &c.Key)
+		*found = account{c.Limit, fresh}
 	}
 	found.supersede(now, c.Limit)
 	if delta != 0 && (c.Limit.Algorithm == limiter.Semaphore) == (found.limit.Algorithm == limiter.Semaphore) {
@@ -369,7 +369,7 @@ func (l *Local) Levels(now int64, tenant string) []Level {
 	for i := range shards {
 		shards[i].each(func(id uint32) {
 			b, class, i := shards[i].at(id)
-			k, a := b.key(class, i), &b.accounts[i]
+			k, a := b.key(class, i), &b.values[i]
 			if k.Tenant == tenant {
 				d := a.limit.Take(&a.state, now, 0, limiter.Refuse)
 				levels = append(levels, Level{k, *a.limit, d.Remaining, d.Reset})
@@ -390,7 +390,7 @@ func (l *Local) Sweep(now int64, budget int) (forgotten int) {
 		s := &l.shards[int(l.sweep.Add(1)-1)&(len(l.shards)-1)]
 		budget -= s.walk(budget, func(id uint32) {
 			b, class, i := s.at(id)
-			if a := &b.accounts[i]; a.limit.Full(&a.state, now) {
+			if a := &b.values[i]; a.limit.Full(&a.state, now) {
 				k := b.key(class, i)
 				s.remove(l.locate(&k).tag, id)
 				l.count.Add(-1)

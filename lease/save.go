@@ -128,7 +128,7 @@ func (l *Local) Save(now int64, w io.Writer) error {
 		shard := &l.shards[i]
 		shard.each(func(id uint32) {
 			b, class, at := shard.at(id)
-			a := &b.accounts[at]
+			a := &b.values[at]
 			if s.err != nil || a.limit.Algorithm == limiter.Semaphore || a.limit.Full(&a.state, now) {
 				return
 			}
@@ -175,7 +175,7 @@ func (l *Local) clear() {
 		s := &l.shards[i]
 		s.mu.Lock()
 		l.count.Add(-int64(s.live))
-		s.live, s.cursor, s.slots, s.pools = 0, 0, nil, [longClass + 1]pool{}
+		s.clear()
 		s.mu.Unlock()
 	}
 }
@@ -356,6 +356,7 @@ func (l *Local) restore(now int64, k *limiter.Key, limit *limiter.Limit, state *
 		return true
 	}
 	l.count.Add(1)
-	s.insert(p.tag, k, limit).state = *state
+	found, _ := s.insert(p.tag, k)
+	*found = account{limit, *state}
 	return true
 }

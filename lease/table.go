@@ -43,18 +43,21 @@ const (
 	longClass  = 8
 )
 
-// slab holds buckets whose keys take the same room: an account of 48 bytes each
-// and, beside it, a copy of the key, so that a bucket does not pin the request
+// slab holds buckets whose keys take the same room: a value each (of Local, an
+// account of 48 bytes) and, beside it, a copy of the key, so that a bucket does not pin the request
 // that its key was cut from. Where both are follows from the bucket's id alone,
 // so that the processor fetches them at the same time. That, and no pointer
 // from one to the other, is why keys have classes.
-type slab struct {
-	accounts [slabBuckets]account
+type slab[V any] struct {
+	values [slabBuckets]V
 	// keys has (class+1)·classWidth bytes a bucket: the lengths of tenant,
 	// limit and subject in a byte each, and the three texts.
 	keys []byte
 	long []limiter.Key // instead, in the long class
+	used [(slabBuckets + 63) / 64]uint64
 }
+
+func (b *slab[V]) inUse(i uint32) bool { return b.used[i/64]>>(i%64)&1 == 1 }
 
 // lengths is how many bytes come before a key's texts.
 const lengths = 3
@@ -65,20 +68,20 @@ func classOf(k *limiter.Key) uint32 {
 	return uint32(min((n-1)/classWidth, longClass))
 }
 
-func newSlab(class uint32) *slab {
+func newSlab[V any](class uint32) *slab[V] {
 	if class == longClass {
-		return &slab{long: make([]limiter.Key, slabBuckets)}
+		return &slab[V]{long: make([]limiter.Key, slabBuckets)}
 	}
-	return &slab{keys: make([]byte, slabBuckets*classWidth*(class+1))}
+	return &slab[V]{keys: make([]byte, slabBuckets*classWidth*(class+1))}
 }
 
 // text returns the bytes of the i-th key of a class but the long one.
-func (b *slab) text(class, i uint32) []byte {
+func (b *slab[V]) text(class, i uint32) []byte {
 	width := (class + 1) * classWidth
 	return b.keys[i*width : (i+1)*width]
 }
 
-func (b *slab) setKey(class, i uint32, k *limiter.Key) {
+func (b *slab[V]) setKey(class, i uint32, k *limiter.Key) {
 	if class == longClass {
 		b.long[i] = limiter.Key{Tenant: strings.Clone(k.Tenant), Limit: strings.Clone(k.Limit), Subject: strings.Clone(k.Subject)}
 		return
@@ -89,7 +92,7 @@ func (b *slab) setKey(class, i uint32, k *limiter.Key) {
 	_ = append(t, k.Subject...)
 }
 
-func (b *slab) key(class, i uint32) limiter.Key {
+func (b *slab[V]) key(class, i uint32) limiter.Key {
 	if class == longClass {
 		return b.long[i]
 	}
@@ -106,7 +109,7 @@ func splits(text []byte) (tenant, limit, subject int) {
 }
 
 // is compares the i-th key with k, which is of the same class.
-func (b *slab) is(class, i uint32, k *limiter.Key) bool {
+func (b *slab[V]) is(class, i uint32, k *limiter.Key) bool {
 	if class == longClass {
 		return b.long[i] == *k
 	}
@@ -118,9 +121,9 @@ func (b *slab) is(class, i uint32, k *limiter.Key) bool {
 	return string(text[l:u]) == k.Subject && string(text[lengths:t]) == k.Tenant && string(text[t:l]) == k.Limit
 }
 
-// pool is the buckets of one class. Those in use have a limit.
-type pool struct {
-	slabs []*slab
+// pool is the buckets of one class.
+type pool[V any] struct {
+	slabs []*slab[V]
 	free  []uint32
 	used  uint32 // indices given out so far, free or not
 }
@@ -138,24 +141,24 @@ func (s slot) id() uint32         { return uint32(s>>32) - 1 }
 
 // shard is an open-addressing hash table under a lock of its own. Collisions
 // go to the next slot; a removal closes the gap, so there are no tombstones.
-type shard struct {
+type shard[V any] struct {
 	mu     sync.Mutex
 	live   uint32
 	cursor uint32 // the id that a sweep looks at next
 	slots  []slot // at most four fifths of them in use
-	pools  [longClass + 1]pool
+	pools  [longClass + 1]pool[V]
 
 	_ [64]byte // neighbours do not share a cache line
 }
 
 // at returns the slab and place in it of an id.
-func (s *shard) at(id uint32) (b *slab, class, i uint32) {
+func (s *shard[V]) at(id uint32) (b *slab[V], class, i uint32) {
 	class, i = id&(1<<classBits-1), id>>classBits
 	return s.pools[class].slabs[i/slabBuckets], class, i % slabBuckets
 }
 
-// find returns the account of k and its id, or nil. tag is the key's hash.
-func (s *shard) find(tag uint32, k *limiter.Key) (*account, uint32) {
+// find returns the value of k and its id, or nil. tag is the key's hash.
+func (s *shard[V]) find(tag uint32, k *limiter.Key) (*V, uint32) {
 	if len(s.slots) == 0 {
 		return nil, 0
 	}
@@ -166,14 +169,14 @@ func (s *shard) find(tag uint32, k *limiter.Key) (*account, uint32) {
 		}
 		id := s.slots[i].id()
 		if b, class, at := s.at(id); class == own && b.is(class, at, k) {
-			return &b.accounts[at], id
+			return &b.values[at], id
 		}
 	}
 	return nil, 0
 }
 
-// insert adds a bucket for k, which has none.
-func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) *account {
+// insert adds a bucket for k, which has none, with a zero value.
+func (s *shard[V]) insert(tag uint32, k *limiter.Key) (*V, uint32) {
 	if int(s.live+1)*5 > len(s.slots)*4 {
 		s.grow()
 	}
@@ -184,23 +187,23 @@ func (s *shard) insert(tag uint32, k *limiter.Key, l *limiter.Limit) *account {
 		i, p.free = p.free[n-1], p.free[:n-1]
 	} else {
 		if i%slabBuckets == 0 {
-			p.slabs = append(p.slabs, newSlab(class))
+			p.slabs = append(p.slabs, newSlab[V](class))
 		}
 		p.used++
 	}
 	s.live++
 	b := p.slabs[i/slabBuckets]
 	b.setKey(class, i%slabBuckets, k)
-	a := &b.accounts[i%slabBuckets]
-	a.limit = l
-	s.place(newSlot(tag, i<<classBits|class))
-	return a
+	b.used[i%slabBuckets/64] |= 1 << (i % slabBuckets % 64)
+	id := i<<classBits | class
+	s.place(newSlot(tag, id))
+	return &b.values[i%slabBuckets], id
 }
 
 // home is the slot at which the search for a hash begins, after the next one.
-func (s *shard) home(tag uint32) int { return int(uint64(tag) * uint64(len(s.slots)) >> 32) }
+func (s *shard[V]) home(tag uint32) int { return int(uint64(tag) * uint64(len(s.slots)) >> 32) }
 
-func (s *shard) after(i int) int {
+func (s *shard[V]) after(i int) int {
 	if i++; i == len(s.slots) {
 		return 0
 	}
@@ -208,14 +211,14 @@ func (s *shard) after(i int) int {
 }
 
 // distance is the number of steps from one slot to another.
-func (s *shard) distance(from, to int) int {
+func (s *shard[V]) distance(from, to int) int {
 	if to < from {
 		to += len(s.slots)
 	}
 	return to - from
 }
 
-func (s *shard) place(e slot) {
+func (s *shard[V]) place(e slot) {
 	i := s.home(e.tag())
 	for s.slots[i] != 0 {
 		i = s.after(i)
@@ -225,7 +228,7 @@ func (s *shard) place(e slot) {
 
 // grow makes room by a quarter: to double would leave, on average, as much
 // again unused.
-func (s *shard) grow() {
+func (s *shard[V]) grow() {
 	old := s.slots
 	s.slots = make([]slot, max(minSlots, len(old)+len(old)/4))
 	for _, e := range old {
@@ -236,7 +239,7 @@ func (s *shard) grow() {
 }
 
 // remove forgets the bucket with an id and a hash.
-func (s *shard) remove(tag, id uint32) {
+func (s *shard[V]) remove(tag, id uint32) {
 	hole := s.home(tag)
 	for s.slots[hole] != newSlot(tag, id) {
 		hole = s.after(hole)
@@ -250,7 +253,9 @@ func (s *shard) remove(tag, id uint32) {
 	}
 	s.slots[hole] = 0
 	b, class, i := s.at(id)
-	b.accounts[i] = account{}
+	var none V
+	b.values[i] = none
+	b.used[i/64] &^= 1 << (i % 64)
 	if class == longClass {
 		b.long[i] = limiter.Key{}
 	}
@@ -260,7 +265,7 @@ func (s *shard) remove(tag, id uint32) {
 }
 
 // ids is how many ids were given out, free ones included.
-func (s *shard) ids() (n int) {
+func (s *shard[V]) ids() (n int) {
 	for i := range s.pools {
 		n += int(s.pools[i].used)
 	}
@@ -269,7 +274,7 @@ func (s *shard) ids() (n int) {
 
 // next returns the first id given out from id on, class by class and round to
 // the beginning. There must be one.
-func (s *shard) next(id uint32) uint32 {
+func (s *shard[V]) next(id uint32) uint32 {
 	class, i := id&(1<<classBits-1), id>>classBits
 	for i >= s.pools[class].used {
 		class, i = (class+1)%(longClass+1), 0
@@ -294,9 +299,14 @@ func (l *Local) locate(k *limiter.Key) place {
 	return place{shard: uint32(owner>>32) & uint32(len(l.shards)-1), tag: uint32(hi ^ lo)}
 }
 
+// clear forgets everything. It takes no lock.
+func (s *shard[V]) clear() {
+	s.live, s.cursor, s.slots, s.pools = 0, 0, nil, [longClass + 1]pool[V]{}
+}
+
 // each calls f, under the lock, for the buckets in use; it gives the lock up
 // between batches.
-func (s *shard) each(f func(id uint32)) {
+func (s *shard[V]) each(f func(id uint32)) {
 	for class := range s.pools {
 		p := &s.pools[class]
 		for i, more := uint32(0), true; more; {
@@ -312,7 +322,7 @@ func (s *shard) each(f func(id uint32)) {
 
 // walk is each for up to budget ids, going on where the last walk stopped and
 // round the shard at most once. It returns how many ids it saw.
-func (s *shard) walk(budget int, f func(id uint32)) (seen int) {
+func (s *shard[V]) walk(budget int, f func(id uint32)) (seen int) {
 	for todo := 1; seen < todo; {
 		s.mu.Lock()
 		todo = min(budget, s.ids())
@@ -327,8 +337,8 @@ func (s *shard) walk(budget int, f func(id uint32)) (seen int) {
 	return seen
 }
 
-func (s *shard) visit(id uint32, f func(id uint32)) {
-	if b, _, i := s.at(id); b.accounts[i].limit != nil {
+func (s *shard[V]) visit(id uint32, f func(id uint32)) {
+	if b, _, i := s.at(id); b.inUse(i) {
 		f(id)
 	}
 }
