@@ -14,13 +14,12 @@ import (
 type reservation struct {
 	open         bool
 	refusedModel bool // the last refusal was of a limit on the model
-	cut          bool // the node was cut off from its cluster when the charges were named
+	degraded     bool // something was decided without the owner of its bucket
 	n            int
 	limits       [limiter.MaxCharges]*Limit
 	charges      [limiter.MaxCharges]limiter.Charge
 	decisions    [limiter.MaxCharges]limiter.Decision
-	aparts       int
-	apart        [limiter.MaxCharges]apart
+	by           [limiter.MaxCharges]limiter.By // who decided; decisions tell it until they are settled
 
 	inTokens, outTokens, nanoUSD int64 // as estimated
 }
@@ -69,27 +68,28 @@ func (x *exchange) estimate() {
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), 0)
 }
 
-// charge names the buckets of the limits that keep lets through, and sets those apart that
-// are not for their buckets to decide.
+// charge names the buckets of the limits that keep lets through, and what decides on each
+// while its owner is out of reach.
 func (x *exchange) charge(keep func(*Limit) bool) {
 	r := &x.res
-	r.n, r.aparts, r.cut = 0, 0, x.p.Degraded()
+	r.n = 0
+	instead, _, overridden := x.p.Override()
 	if x.user == "" {
 		x.user = keyUser + x.caller.KeyID
 	}
 	for i := range x.caller.Limits {
 		l := &x.caller.Limits[i]
-		if !keep(l) || r.n+r.aparts == len(r.charges) {
+		if !keep(l) || r.n == len(r.charges) {
 			continue
 		}
-		if s := x.p.standing(l, r.cut); s != byBucket {
-			r.apart[r.aparts] = apart{l, s}
-			r.aparts++
-			continue
+		mode := l.Unavailable
+		if overridden {
+			mode = instead
 		}
 		r.limits[r.n] = l
 		r.charges[r.n] = limiter.Charge{
 			Key: l.key(x), Limit: l.Spec, Cost: l.Unit.cost(r.inTokens, r.outTokens, r.nanoUSD), Oversize: l.Oversize, Shadow: l.Shadow,
+			Spread: l.Spread, Apart: mode.by(), Private: l.Private,
 		}
 		r.n++
 	}
@@ -97,7 +97,7 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 
 // take takes the charges of the limits that keep lets through, waiting where they say so.
 // While it waits it holds nothing; what was thrown meanwhile, or while another model was
-// tried, binds, and the node may have been cut off or have come back.
+// tried, binds, and an owner may have gone out of reach or have come back.
 func (x *exchange) take(keep func(*Limit) bool) error {
 	r := &x.res
 	var waited time.Duration
@@ -107,25 +107,25 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 			return e
 		}
 		x.charge(keep)
-		if e := x.refusedApart(); e != nil {
-			return e
-		}
-		now := x.p.Now()
-		i := x.p.cfg.Limits.Take(now, r.charges[:r.n], r.decisions[:r.n])
-		x.p.met.decided.Observe(time.Duration(x.p.Now() - now).Seconds())
+		began := time.Now()
+		i := x.p.cfg.Limits.Take(x.r.Context(), r.charges[:r.n], r.decisions[:r.n])
+		x.p.met.decided.Observe(time.Since(began).Seconds())
 		if i == -1 {
 			r.open = true
+			r.decided()
 			x.p.met.admitted(x)
 			return nil
 		}
 		if i < 0 {
+			r.n = 0 // nothing was decided that headers could tell
 			return newError(http.StatusTooManyRequests, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)
 		}
+		r.decided()
 		l, d := r.limits[i], r.decisions[i]
 		r.refusedModel = l.Scope&ScopeModel != 0
 		if !r.mayWait(waited) {
-			x.p.met.refused(l, r.mode())
-			return errLimit(l, d, r.charges[i].Cost)
+			x.p.met.refused(l, d.By)
+			return r.refusal(i)
 		}
 		if err := x.hold(d.RetryAfter); err != nil {
 			return err
@@ -134,24 +134,23 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 	}
 }
 
-// refusedApart is the refusal by a limit whose bucket is not asked, nil if there is none.
-// Another model would meet the same limit.
-func (x *exchange) refusedApart() error {
-	r := &x.res
-	for _, a := range r.apart[:r.aparts] {
-		if e := a.refusal(); e != nil {
-			x.p.met.refused(a.limit, r.mode())
-			r.n = 0 // nothing was decided that headers could tell
-			return e
-		}
+// decided notes by whom. An answer is degraded by what was decided on its way, too: for a model
+// that did not answer in the end, or before a wait.
+func (r *reservation) decided() {
+	for i := range r.n {
+		r.by[i] = r.decisions[i].By
+		r.degraded = r.degraded || apart(r.by[i])
 	}
-	return nil
 }
 
 // mayWait: every limit that refuses says that the request may be held until it conforms.
 func (r *reservation) mayWait(waited time.Duration) bool {
 	for i, l := range r.limits[:r.n] {
-		if d := &r.decisions[i]; !d.Admitted && !l.Shadow && (l.Wait == 0 || d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited) {
+		d := &r.decisions[i]
+		if d.Admitted || l.Shadow {
+			continue
+		}
+		if l.Wait == 0 || d.RetryAfter <= 0 || d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited || r.by[i] == limiter.ByDeny {
 			return false
 		}
 	}
@@ -214,7 +213,7 @@ func (x *exchange) settle(o outcome) {
 			actual[i] = l.Unit.cost(in, out, usd)
 		}
 	}
-	x.p.cfg.Limits.Settle(x.p.Now(), r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
+	x.p.cfg.Limits.Settle(r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
 	r.open = false // not before: should the price or a bucket panic, run settles once more
 	x.p.met.settled(x, in+out, usd)
 }
@@ -226,8 +225,8 @@ type Explanation struct {
 	Reason   string         `json:"reason,omitempty"`     // of a kill switch or a rung, as the client would read it
 	Model    string         `json:"model"`                // the one that would be tried first
 	Rungs    []string       `json:"rungs,omitempty"`      // of the ladder, that change this request
-	Degraded bool           `json:"degraded,omitempty"`   // the node is cut off from its cluster
-	Override string         `json:"override,omitempty"`   // the mode that replaces every limit's while it is
+	Degraded bool           `json:"degraded,omitempty"`   // some limit's owner is out of reach
+	Override string         `json:"override,omitempty"`   // the mode that replaces such a limit's own
 	Limits   []ExplainLimit `json:"limits"`
 	Input    int64          `json:"input_tokens"`
 	Output   int64          `json:"output_tokens"`
@@ -244,13 +243,19 @@ type ExplainLimit struct {
 	Admitted     bool   `json:"admitted"`
 	Shadow       bool   `json:"shadow,omitempty"`
 	RetryAfterMS int64  `json:"retry_after_ms,omitempty"` // -1: waiting is useless
-	// Instead is why its bucket was not asked: allow or deny, since the node is cut off, or
-	// no_share, since this node holds none.
-	Instead string `json:"instead,omitempty"`
+	// By says who would decide: this node out of what it was lent (local) or by what it was told
+	// (refused_local), the owner (direct), or, that being out of reach, the node's private bucket
+	// (private) or nobody (deny, allow: then Remaining means nothing).
+	By      string `json:"by"`
+	Owner   string `json:"owner,omitempty"`    // the node that owns the bucket
+	Held    int64  `json:"held"`               // what this node may spend of it without asking
+	Away    string `json:"away,omitempty"`     // why the owner is out of reach
+	NoShare bool   `json:"no_share,omitempty"` // refused, since this node's private share is nothing
 }
 
-// Explain decides on a request of c for in and out tokens of a model, without charging it.
-func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanation, error) {
+// Explain decides on a request of c for in and out tokens of a model, without charging it. It
+// may ask the owners of the buckets as long as ctx lives.
+func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, out int64) (Explanation, error) {
 	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: user, class: c.Class, start: time.Now()}
 	if x.snap == nil {
 		return Explanation{}, errNotReady()
@@ -264,14 +269,14 @@ func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanati
 	r.inTokens, r.outTokens = in, out
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: in, Output: out, Known: true}, 0, 0)
 	x.charge(func(*Limit) bool { return true })
-	e := Explanation{Model: x.model.Name, Degraded: r.cut, Input: in, Output: out, NanoUSD: r.nanoUSD}
+	e := Explanation{Model: x.model.Name, Input: in, Output: out, NanoUSD: r.nanoUSD}
 	if m, _, ok := p.Override(); ok {
 		e.Override = m.String()
 	}
 	if x.smaller {
 		e.Rungs = append(e.Rungs, rungSmaller)
 	}
-	x.explainLimits(&e)
+	x.explainLimits(ctx, &e)
 	if shed := x.shed(); shed != nil {
 		e.Rungs = append(e.Rungs, rungShed)
 		e.Refused, e.Reason = rungShed, shed.Message
@@ -284,33 +289,32 @@ func (p *Proxy) Explain(c *Caller, model, user string, in, out int64) (Explanati
 }
 
 // explainLimits decides by the limits alone.
-func (x *exchange) explainLimits(e *Explanation) {
+func (x *exchange) explainLimits(ctx context.Context, e *Explanation) {
 	r := &x.res
-	switch i := x.p.cfg.Limits.Peek(x.p.Now(), r.charges[:r.n], r.decisions[:r.n]); {
+	switch i := x.p.cfg.Limits.Peek(ctx, r.charges[:r.n], r.decisions[:r.n]); {
 	case i >= 0:
 		e.Refused = r.limits[i].Name
 	case i < -1:
 		e.Refused = "max_buckets"
 	}
-	for j, l := range r.limits[:r.n] {
-		d := r.decisions[j]
-		el := explained(l, r.charges[j].Cost)
-		el.Remaining, el.Admitted = d.Remaining, d.Admitted
-		if el.RetryAfterMS = ceilDiv(int64(d.RetryAfter), int64(time.Millisecond)); d.RetryAfter == limiter.Never {
-			el.RetryAfterMS = -1
+	r.decided()
+	e.Degraded = r.degraded
+	for i, l := range r.limits[:r.n] {
+		c, d := &r.charges[i], &r.decisions[i]
+		el := ExplainLimit{
+			Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: c.Cost, Shadow: l.Shadow, Admitted: d.Admitted,
+			By: d.By.String(), NoShare: d.By == limiter.ByPrivate && c.Private == nil,
+		}
+		if d.By != limiter.ByDeny && d.By != limiter.ByAllow {
+			el.Remaining = d.Remaining
+			if el.RetryAfterMS = ceilDiv(int64(d.RetryAfter), int64(time.Millisecond)); d.RetryAfter == limiter.Never {
+				el.RetryAfterMS = -1
+			}
+		}
+		if x.p.cfg.Where != nil {
+			w := x.p.cfg.Where(c)
+			el.Owner, el.Held, el.Away = w.Owner, w.Held, w.Away
 		}
 		e.Limits = append(e.Limits, el)
 	}
-	for _, a := range r.apart[:r.aparts] {
-		el := explained(a.limit, a.limit.Unit.cost(r.inTokens, r.outTokens, r.nanoUSD))
-		el.Admitted, el.Instead = a.standing == allowed, a.standing.String()
-		if a.refusal() != nil && e.Refused == "" {
-			e.Refused = a.limit.Name
-		}
-		e.Limits = append(e.Limits, el)
-	}
-}
-
-func explained(l *Limit, cost int64) ExplainLimit {
-	return ExplainLimit{Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: cost, Shadow: l.Shadow}
 }

@@ -61,8 +61,9 @@ type Limit struct {
 	Shadow   bool
 	Oversize limiter.Oversize
 
-	Unavailable Mode // what holds while the node is cut off from its cluster
-	None        bool // this node's share is nothing, the limit being smaller than the number of nodes: it refuses, and Spec is not used
+	Spread      bool           // its buckets are placed by tenant and subject, not by tenant alone
+	Unavailable Mode           // what decides while the bucket's owner is out of reach
+	Private     *limiter.Limit // under Local: this node's private share of the limit; nil: nothing, the limit being smaller than the number of nodes
 }
 
 // Model is a served model with its prices bound in.

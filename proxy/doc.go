@@ -10,7 +10,7 @@
 //	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
 //	resolve       alias → model, then its fallbacks; before it, where the ladder says so
 //	shed          what the ladder gives up for the others
-//	admit         every limit of the caller in one atomic step, all or nothing, after waiting where a limit says so
+//	admit         every limit of the caller in one step, all or nothing, after waiting where a limit says so
 //	forward       a backend's slot, the request, another backend if that one cannot have received it
 //	relay         bytes through as they came, usage read on the way
 //	settle        the actual against the estimate, before the last byte leaves
@@ -65,10 +65,11 @@
 //
 // # How it fails
 //
-// Before the first Apply every route answers not_ready. While Config.Lease says that the node
-// is cut off from its cluster, each limit follows its Unavailable mode, or the operator's
-// override, and every answer, gauge and decision says so; streams go on. A limit of which this
-// node's share is nothing refuses.
+// Before the first Apply every route answers not_ready. A limit whose owner is out of reach is
+// decided by its Unavailable mode, or by the operator's override: Limits knows when, a charge
+// says how. The answers that it touched, the metrics and an Explanation say so, Config.Degraded
+// tells the gauge and the log; streams go on. Under Local the node's private share of the limit
+// decides, and refuses where that is nothing.
 //
 // Errors become HTTP in errors.go and nowhere else. Before the first byte an error is an
 // answer of its own; after it a stream gets an error event, any other answer a closed

@@ -105,21 +105,32 @@ func errShed() *Error {
 	return e
 }
 
-// errCutOff: the limit may not be decided without the cluster.
+// errCutOff: the limit may not be decided without the owner of its bucket.
 func errCutOff(l *Limit) *Error {
-	e := newError(http.StatusTooManyRequests, "over_capacity", "this node is cut off from its cluster, and limit %q refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
+	e := newError(http.StatusTooManyRequests, "over_capacity", "the owner of limit %q is out of this node's reach, and the limit refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
 	e.Limit, e.Scope, e.Unit, e.degraded = l.Name, l.Scope.String(), l.Unit.String(), Deny.String()
 	return e
 }
 
-// errShareless: another node may hold a share.
+// errShareless: another node may hold a share, or reach the owner.
 func errShareless(l *Limit) *Error {
-	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "this node holds no share of limit %q: it is smaller than the number of nodes; try again, another node may answer, or ask for a larger limit", l.Name)
+	return errApart(l, "the owner of limit %q is out of this node's reach, and the node's own share is nothing, since the limit is smaller than the number of nodes; try again, or another node", l.Name)
+}
+
+// errPrivate: what stands in for the owner can't ever admit the cost; the owner may.
+func errPrivate(l *Limit, cost, share int64) *Error {
+	return errApart(l, "this request may cost %s, more than the %s that this node may admit at once of limit %q while the limit's owner is out of reach; try again, or another node",
+		amount(l.Unit, cost), amount(l.Unit, share), l.Name)
+}
+
+func errApart(l *Limit, format string, args ...any) *Error {
+	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", format, args...)
 	e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), time.Second
 	return e
 }
 
-// errLimit words the refusal of one limit from its own decision.
+// errLimit words the refusal of one limit from its own decision; l.Private must be there where
+// that stood in for it.
 func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	if l.Unit != Concurrency && d.RetryAfter == limiter.Never {
 		e := newError(http.StatusBadRequest, "request_exceeds_limit",
@@ -131,9 +142,16 @@ func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "limit %q (%s per %s) is used up: %s left, %s needed",
 		l.Name, l.Unit, l.Scope, amount(l.Unit, max(d.Remaining, 0)), amount(l.Unit, cost))
 	e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), d.RetryAfter
+	slots := l.Spec
+	if d.By == limiter.ByPrivate {
+		slots = l.Private
+	}
 	if l.Unit == Concurrency {
-		e.Message = fmt.Sprintf("limit %q: %d requests per %s are already in flight", l.Name, l.Spec.Capacity(), l.Scope)
+		e.Message = fmt.Sprintf("limit %q: %d requests per %s are already in flight", l.Name, slots.Capacity(), l.Scope)
 		e.RetryAfter, e.Jitter = time.Second, true
+	}
+	if d.By == limiter.ByPrivate {
+		e.Message += "; its owner is out of reach, and this node may spend a share of it only"
 	}
 	return e
 }

@@ -59,8 +59,9 @@ type setup struct {
 	buckets   int // the most there may be; 0: the default
 	log       io.Writer
 	aliases   map[string]string // of models
-	lease     func() bool
-	unready   bool // no snapshot is applied
+	reach     func() bool       // whether the owner is in reach; nil: always
+	by        limiter.By        // as what its decisions pass
+	unready   bool              // no snapshot is applied
 	switches  *proxy.Switches
 }
 
@@ -74,7 +75,9 @@ type world struct {
 	handler  http.Handler // of the model server
 	proxy    *proxy.Proxy
 	pool     *upstream.Pool
-	limits   *lease.Local
+	limits   *lease.Local // the owner's
+	private  *lease.Local // this node's, while that is out of reach
+	lender   *lender      // of both
 	reg      *prometheus.Registry
 	caller   *proxy.Caller
 	snap     *proxy.Snapshot
@@ -127,7 +130,12 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	}
 	w.pool = must[*upstream.Pool](t)(upstream.NewPool(pool))
 	w.limits = must[*lease.Local](t)(lease.NewLocal(lease.Config{MaxBuckets: s.buckets, Shards: 1}))
-	var limits proxy.Limits = w.limits
+	w.private = must[*lease.Local](t)(lease.NewLocal(lease.Config{Shards: 1}))
+	if s.reach == nil {
+		s.reach = func() bool { return true }
+	}
+	w.lender = &lender{owner: w.limits, private: w.private, reach: s.reach, by: s.by, now: func() int64 { return w.proxy.Now() }}
+	var limits proxy.Limits = w.lender
 	if s.guard != nil {
 		limits = s.guard(limits)
 	}
@@ -138,7 +146,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	w.proxy = must[*proxy.Proxy](t)(proxy.New(proxy.Config{
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
-		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Lease: s.lease,
+		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Degraded: w.lender.degraded, Where: w.lender.where,
 	}))
 	w.proxy.SetSwitches(s.switches)
 	if !s.unready {
@@ -215,7 +223,7 @@ func (w *world) settled() {
 		w.t.Errorf("reserved %d - refunded %d + debt %d is not settled %d", r, b, d, s)
 	}
 	for tenant := range w.tenants {
-		for _, l := range w.limits.Levels(w.proxy.Now(), tenant) {
+		for _, l := range append(w.limits.Levels(w.proxy.Now(), tenant), w.private.Levels(w.proxy.Now(), tenant)...) {
 			if l.Limit.Algorithm == limiter.Semaphore && l.Level != l.Limit.Burst {
 				w.t.Errorf("%v has %d of %d slots after all requests ended", l.Key, l.Level, l.Limit.Burst)
 			}
@@ -269,9 +277,9 @@ func hasLabel(m *dto.Metric, name, value string) bool {
 }
 
 // level is what is left in the bucket of a limit, and whether anything was ever spent.
-func (w *world) level(limit string) (left int64, used bool) {
+func (w *world) level(table *lease.Local, limit string) (left int64, used bool) {
 	for tenant := range w.tenants {
-		for _, l := range w.limits.Levels(w.proxy.Now(), tenant) {
+		for _, l := range table.Levels(w.proxy.Now(), tenant) {
 			if l.Key.Limit == limit {
 				return l.Level, true
 			}
@@ -280,13 +288,22 @@ func (w *world) level(limit string) (left int64, used bool) {
 	return 0, false
 }
 
-// spent is what the limit of that name lacks of its capacity; everything refills slowly.
+// spent is what the limit lacks of its capacity; everything refills slowly.
 func (w *world) spent(l proxy.Limit) int64 {
-	left, used := w.level(l.Bucket)
+	left, used := w.level(w.limits, l.Bucket)
 	if !used {
 		return 0
 	}
 	return l.Spec.Capacity() - left
+}
+
+// spentAlone is the same of this node's private bucket.
+func (w *world) spentAlone(l proxy.Limit) int64 {
+	left, used := w.level(w.private, l.Bucket)
+	if !used {
+		return 0
+	}
+	return l.Private.Capacity() - left
 }
 
 // prices in nano-dollars a token.
@@ -314,7 +331,7 @@ func limitOf(unit proxy.Unit, a limiter.Algorithm, n int64) proxy.Limit {
 	if a == limiter.Semaphore {
 		spec.Rate = limiter.Rate{}
 	}
-	return proxy.Limit{Name: unit.String(), Bucket: unit.String(), Scope: proxy.ScopeKey, Unit: unit, Spec: spec}
+	return proxy.Limit{Name: unit.String(), Bucket: unit.String(), Scope: proxy.ScopeKey, Unit: unit, Spec: spec, Private: spec}
 }
 
 // fill makes a limit out of n every per, with a burst.

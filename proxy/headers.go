@@ -26,7 +26,7 @@ func (x *exchange) stateHeaders() {
 // degraded lists the ways, which are few: it runs on every request.
 func (x *exchange) degraded() string {
 	var quota, model string
-	if x.res.cut || x.p.Degraded() {
+	if x.res.degraded {
 		quota = "quota"
 	}
 	if x.gotErr == nil && x.asked != nil && x.model != x.asked {
@@ -52,7 +52,7 @@ func (x *exchange) rateHeaders() {
 	state, policy := make([]byte, 0, 64*r.n), make([]byte, 0, 64*r.n)
 	tightest, least := -1, math.Inf(1)
 	for i, l := range r.limits[:r.n] {
-		if l.Shadow {
+		if l.Shadow || !r.levelKnown(i) {
 			continue
 		}
 		d := &r.decisions[i]
@@ -115,7 +115,7 @@ func (x *exchange) vendorHeader(h *valueBlock, v *vendorHeaders, reset func(time
 	r := &x.res
 	best := -1
 	for i, l := range r.limits[:r.n] {
-		if !l.Shadow && slices.Contains(v.units, l.Unit) && (best < 0 || r.decisions[i].Remaining < r.decisions[best].Remaining) {
+		if !l.Shadow && r.levelKnown(i) && slices.Contains(v.units, l.Unit) && (best < 0 || r.decisions[i].Remaining < r.decisions[best].Remaining) {
 			best = i
 		}
 	}

@@ -103,8 +103,14 @@ func TestHeaders(t *testing.T) {
 	killed := &proxy.Switches{Tenants: map[string]*proxy.Kill{"acme": {Reason: "unpaid"}}}
 	shedding := &proxy.Switches{Rungs: map[string]time.Time{"shed_best_effort": {}}}
 	deny, shareless := minute(proxy.Requests, 60), minute(proxy.Requests, 60)
-	deny.Unavailable, shareless.None = proxy.Deny, true
+	deny.Unavailable, shareless.Private = proxy.Deny, nil
 	never := func() bool { return false }
+	half := minute(proxy.Tokens, 100)
+	half.Private = minute(proxy.Tokens, 50).Spec
+	slots := limit(proxy.Concurrency, 8)
+	slots.Private = limit(proxy.Concurrency, 1).Spec
+	allowed := named(minute(proxy.Requests, 60), "uncounted")
+	allowed.Unavailable = proxy.Allow
 	all := []proxy.Limit{minute(proxy.Requests, 60), limit(proxy.Concurrency, 8), orgTokens, minute(proxy.InputTokens, 3000), minute(proxy.OutputTokens, 1000), fill(proxy.USD, 1e9, time.Hour, 1e9)}
 
 	var out strings.Builder
@@ -158,11 +164,14 @@ func TestHeaders(t *testing.T) {
 		{name: "not ready, Anthropic", setup: setup{unready: true}, call: messages, spread: true},
 		{name: "not ready, problem", setup: setup{unready: true}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
 		{name: "shed", setup: setup{limits: all, switches: shedding}, call: call{path: completion.path, body: completion.body, header: header("X-Headgate-Class", "best_effort")}, spread: true},
-		{name: "cut off, by its own bucket", setup: setup{limits: all, lease: never}, call: completion},
-		{name: "cut off, denied", setup: setup{limits: []proxy.Limit{orgTokens, deny}, lease: never}, call: completion, spread: true},
-		{name: "cut off, denied, Anthropic", setup: setup{limits: []proxy.Limit{deny}, lease: never}, call: messages, spread: true},
-		{name: "cut off, denied, problem", setup: setup{limits: []proxy.Limit{deny}, lease: never}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
-		{name: "no share", setup: setup{limits: []proxy.Limit{orgTokens, shareless}}, call: completion},
+		{name: "owner away, by the private bucket", setup: setup{limits: append(all, allowed), reach: never}, call: completion},
+		{name: "owner away, denied", setup: setup{limits: []proxy.Limit{orgTokens, deny}, reach: never}, call: completion, spread: true},
+		{name: "owner away, denied, Anthropic", setup: setup{limits: []proxy.Limit{deny}, reach: never}, call: messages, spread: true},
+		{name: "owner away, denied, problem", setup: setup{limits: []proxy.Limit{deny}, reach: never}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
+		{name: "owner away, no share", setup: setup{limits: []proxy.Limit{orgTokens, shareless}, reach: never}, call: completion},
+		{name: "owner away, more than the share", setup: setup{limits: []proxy.Limit{half}, reach: never}, call: completion},
+		{name: "owner away, the share used up", setup: setup{limits: []proxy.Limit{minute(proxy.Tokens, 100)}, reach: never}, before: []call{completion}, call: completion},
+		{name: "owner away, the share's slots used up", setup: setup{limits: []proxy.Limit{slots}, reach: never}, call: completion, spread: true, taken: true},
 		{name: "panic", setup: setup{models: []*proxy.Model{{Name: "m", Cost: func(openai.Usage, int64, int64) int64 { panic("price") }}}}, call: completion},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -201,11 +210,12 @@ func (w *world) takeAway() (giveBack func()) {
 	}
 	cs := []limiter.Charge{{Key: limiter.Key{Tenant: "acme", Limit: "concurrency", Subject: "k1"}, Limit: w.caller.Limits[0].Spec, Cost: 1}}
 	ds := make([]limiter.Decision, 1)
-	if got := w.limits.Take(w.proxy.Now(), cs, ds); got != -1 {
+	cs[0].Apart, cs[0].Private = limiter.ByPrivate, w.caller.Limits[0].Private
+	if got := w.lender.Take(w.t.Context(), cs, ds); got != -1 {
 		w.t.Fatalf("refused by %d", got)
 	}
 	return func() {
-		w.limits.Settle(w.proxy.Now(), cs, []int64{0}, ds)
+		w.lender.Settle(cs, []int64{0}, ds)
 		slot.Release()
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/limiter"
 )
 
 // metrics of the front door. Label sets are bounded: models and limits are the policy's,
@@ -34,8 +36,8 @@ const maxTenantLabels = 1000
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
-		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local, or degraded while the node is cut off from its cluster) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
-		decided:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "headgate_decision_seconds", Help: "One decision over all limits of a request, without waiting.", Buckets: prometheus.ExponentialBuckets(1e-7, 4, 12)}),
+		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local: out of a lease; direct: by the owner, asked; refused_local: as the owner said before; degraded: without the owner) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
+		decided:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "headgate_decision_seconds", Help: "One decision over all limits of a request, with what asking the owners took and without the wait of a limit.", Buckets: prometheus.ExponentialBuckets(1e-7, 4, 12)}),
 		tokens:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_tokens_total", Help: "Tokens by kind and model. Once nothing is in flight, reserved - refunded + debt = settled."}, []string{"kind", "model"}),
 		seconds:     prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_request_seconds", Help: "From the request's head to its end, by path (upstream, local, refused).", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 20)}, []string{"path"}),
 		ttft:        prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "headgate_ttft_seconds", Help: "From the request's head to the first byte of the answer.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 16)}, []string{"model"}),
@@ -55,8 +57,8 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 
 // degradedGauge shows Degraded.
 func degradedGauge(p *Proxy) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "headgate_degraded", Help: "1 while the node is cut off from its cluster: it holds no view lease."}, func() float64 {
-		if p.Degraded() {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "headgate_degraded", Help: "1 while owners of buckets are out of the node's reach: it holds no view lease, or gets no answer."}, func() float64 {
+		if p.Degraded() != "" {
 			return 1
 		}
 		return 0
@@ -72,22 +74,15 @@ func (m *metrics) admitted(x *exchange) {
 		if l.Shadow && !r.decisions[i].Admitted {
 			outcome = "shadow_refused"
 		}
-		m.decisions.WithLabelValues(l.Name, r.mode(), outcome).Inc()
-	}
-	for _, a := range r.apart[:r.aparts] {
-		outcome := "admitted"
-		if a.standing != allowed {
-			outcome = "shadow_refused"
-		}
-		m.decisions.WithLabelValues(a.limit.Name, r.mode(), outcome).Inc()
+		m.decisions.WithLabelValues(l.Name, label(r.by[i]), outcome).Inc()
 	}
 	if t := r.inTokens + r.outTokens; t > 0 {
 		m.tokens.WithLabelValues("reserved", x.model.Name).Add(float64(t))
 	}
 }
 
-func (m *metrics) refused(l *Limit, mode string) {
-	m.decisions.WithLabelValues(l.Name, mode, "refused").Inc()
+func (m *metrics) refused(l *Limit, by limiter.By) {
+	m.decisions.WithLabelValues(l.Name, label(by), "refused").Inc()
 }
 
 // settled counts the end of a reservation.

@@ -35,18 +35,28 @@ const (
 	maxUserName    = 256    // bytes
 )
 
-// Limits is what the front door needs of the buckets.
+// Limits is what the front door needs of the buckets. It is safe for concurrent use.
 type Limits interface {
 	// Take charges all or none and returns -1, the index of the refusing charge, or a
-	// number below -1 if there is no room for a new bucket.
-	Take(now int64, cs []limiter.Charge, ds []limiter.Decision) int
+	// number below -1 if there is no room for a new bucket. It may ask the owners of the
+	// buckets, for a bounded time and as long as ctx lives; a charge whose owner is out of
+	// reach is decided as its Apart says. By of each decision says who decided.
+	Take(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int
 	// Peek decides like Take and changes nothing.
-	Peek(now int64, cs []limiter.Charge, ds []limiter.Decision) int
-	// Settle replaces each cost by the actual one; 0 cancels.
-	Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision)
+	Peek(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int
+	// Settle replaces each cost by the actual one; 0 cancels. It never waits.
+	Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decision)
 }
 
-// Config is what a Proxy is made from. Content and Lease may be nil, the rest is needed.
+// Whereabouts is where a charge's bucket is decided on, for people.
+type Whereabouts struct {
+	Owner string // the node that owns it; "": nobody
+	Held  int64  // what this node may spend of it without asking, in the unit
+	Away  string // why its owner is out of reach, in words; "": it is not
+}
+
+// Config is what a Proxy is made from. Content, Degraded and Where may be nil, the rest is
+// needed.
 type Config struct {
 	NodeID     string
 	Limits     Limits
@@ -56,9 +66,11 @@ type Config struct {
 	Content    ContentLog
 	MaxBody    map[string]int64 // bytes, by route name; "" for the routes not named
 	Registerer prometheus.Registerer
-	// Lease says whether the node holds a view lease; nil: always. It is asked on every request,
-	// must not block and may be called concurrently.
-	Lease  func() bool
+	// Degraded says in words why owners of buckets are out of this node's reach, "" while none
+	// is; nil: none ever. It must not block and may be called concurrently.
+	Degraded func() string
+	// Where is asked for an Explanation only, and may be called concurrently.
+	Where  func(*limiter.Charge) Whereabouts
 	Logger *slog.Logger
 }
 
@@ -71,7 +83,7 @@ type Proxy struct {
 	snap     atomic.Pointer[Snapshot] // nil until the first Apply
 	switches atomic.Pointer[Switches] // never nil
 	override atomic.Pointer[override] // nil: never set
-	cutOff   atomic.Bool              // as last logged
+	degraded atomic.Bool              // as last logged
 	epoch    time.Time                // what now counts from
 	routes   *routes
 	bodies   edge.Bodies

@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -103,18 +104,18 @@ type explosive struct {
 	take, settle atomic.Int32
 }
 
-func (e *explosive) Take(now int64, cs []limiter.Charge, ds []limiter.Decision) int {
+func (e *explosive) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
 	if e.take.Add(-1) == 0 {
 		panic("take")
 	}
-	return e.Limits.Take(now, cs, ds)
+	return e.Limits.Take(ctx, cs, ds)
 }
 
-func (e *explosive) Settle(now int64, cs []limiter.Charge, actual []int64, ds []limiter.Decision) {
+func (e *explosive) Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decision) {
 	if e.settle.Add(-1) == 0 {
 		panic("settle")
 	}
-	e.Limits.Settle(now, cs, actual, ds)
+	e.Limits.Settle(cs, actual, ds)
 }
 
 // TestPanicsSettle: a panic anywhere is a 500, or a broken connection once the answer

@@ -14,8 +14,7 @@ import (
 
 // TestSwitchesCostNothing: what every request passes allocates nothing, thrown or not.
 func TestSwitchesCostNothing(t *testing.T) {
-	var held bool
-	p, err := New(Config{Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Lease: func() bool { return held }})
+	p, err := New(Config{Registerer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,18 +25,17 @@ func TestSwitchesCostNothing(t *testing.T) {
 	m := &Model{Name: "m"}
 	x := &exchange{p: p, r: &http.Request{}, start: time.Now(), user: "u", asked: m, model: m, caller: &Caller{KeyID: "k", Tenant: "t", Limits: []Limit{l, l, l}}}
 	keep := func(*Limit) bool { return true }
-	for _, held = range []bool{true, false} {
-		asked := 3 // of buckets
-		if !held {
-			asked = 0
-		}
+	for _, by := range []limiter.By{limiter.ByLease, limiter.ByOwner, limiter.ByAllow} {
+		x.res.degraded = false
 		ok := true
 		if n := testing.AllocsPerRun(100, func() {
 			ok = ok && x.killed("m", m) == nil && x.shed() == nil && !p.switches.Load().on(rungSmaller, x.start)
 			x.charge(keep)
-			ok = ok && x.res.n == asked && x.refusedApart() == nil && (x.degraded() == "quota") == !held
+			x.res.decisions[2].By = by
+			x.res.decided()
+			ok = ok && x.res.n == 3 && x.res.charges[1].Apart == limiter.ByAllow && (x.degraded() == "quota") == (by == limiter.ByAllow)
 		}); n != 0 || !ok {
-			t.Errorf("with a lease %t: %v allocations, right %t", held, n, ok)
+			t.Errorf("%v: %v allocations, right %t", by, n, ok)
 		}
 	}
 }

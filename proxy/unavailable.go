@@ -3,15 +3,17 @@ package proxy
 import (
 	"slices"
 	"time"
+
+	"headgate/limiter"
 )
 
-// Mode says what becomes of a limit while the node is cut off from its cluster: while it
-// holds no view lease.
+// Mode says what decides on a limit while the owner of its bucket is out of reach: while this
+// node holds no view lease, or can't get an answer.
 type Mode uint8
 
 // The modes.
 const (
-	Local Mode = iota // the node's own bucket goes on deciding
+	Local Mode = iota // the node's private bucket, a share of the limit
 	Deny              // what the limit applies to is refused
 	Allow             // the limit is neither checked nor charged
 )
@@ -33,7 +35,7 @@ type override struct {
 	until time.Time
 }
 
-// SetOverride makes m every limit's mode while the node is cut off, until the given moment:
+// SetOverride makes m the mode of every limit whose owner is out of reach, until the given moment:
 // an operator's word for this node only. A moment that has passed takes it back.
 func (p *Proxy) SetOverride(m Mode, until time.Time) {
 	p.override.Store(&override{m, until})
@@ -48,81 +50,59 @@ func (p *Proxy) Override() (m Mode, until time.Time, ok bool) {
 	return o.mode, o.until, true
 }
 
-// Degraded says whether the node is cut off from its cluster: it holds no view lease. The
-// first call that finds a change logs it, so that whoever wants the line in time calls often.
-func (p *Proxy) Degraded() bool {
-	if p.cfg.Lease == nil {
-		return false
+// Degraded says in words why owners of buckets are out of this node's reach, so that their limits
+// follow their unavailable modes; "" while none is. The first call that finds a change between the
+// two logs it, so that whoever wants the line in time calls often.
+func (p *Proxy) Degraded() string {
+	if p.cfg.Degraded == nil {
+		return ""
 	}
-	cut := !p.cfg.Lease()
-	if p.cutOff.Load() != cut && p.cutOff.CompareAndSwap(!cut, cut) {
-		if cut {
-			p.cfg.Logger.Warn("cut off from the cluster: limits follow their unavailable mode")
+	why := p.cfg.Degraded()
+	if now := why != ""; p.degraded.Load() != now && p.degraded.CompareAndSwap(!now, now) {
+		if now {
+			p.cfg.Logger.Warn("limits follow their unavailable mode where their owner is out of reach", "why", why)
 		} else {
-			p.cfg.Logger.Info("in the cluster again: limits are decided as usual")
+			p.cfg.Logger.Info("every limit is decided by its owner again")
 		}
 	}
-	return cut
+	return why
 }
 
-// standing is what decides on a limit.
-type standing uint8
-
-const (
-	byBucket  standing = iota // its bucket
-	allowed                   // nothing: the node is cut off and the limit says allow
-	denied                    // the node is cut off and the limit says deny
-	shareless                 // the node's share of it is nothing
-)
-
-// String is what an Explanation calls it.
-func (s standing) String() string {
-	return [...]string{"bucket", "allow", "deny", "no_share"}[s]
+// by is what decides on a charge in this mode.
+func (m Mode) by() limiter.By {
+	return [...]limiter.By{limiter.ByPrivate, limiter.ByDeny, limiter.ByAllow}[m]
 }
 
-// standing of l while the node is cut off, or not.
-func (p *Proxy) standing(l *Limit, cut bool) standing {
-	if cut {
-		mode := l.Unavailable
-		if m, _, ok := p.Override(); ok {
-			mode = m
-		}
-		switch mode {
-		case Allow:
-			return allowed
-		case Deny:
-			return denied
-		}
-	}
-	if l.None {
-		return shareless
-	}
-	return byBucket
+// apart says whether who decided did so because the bucket's owner was out of reach.
+func apart(b limiter.By) bool {
+	return b == limiter.ByPrivate || b == limiter.ByDeny || b == limiter.ByAllow
 }
 
-// apart is a limit that is not for its bucket to decide.
-type apart struct {
-	limit *Limit
-	standing
-}
-
-// refusal words why a limit whose bucket was not asked refuses; nil if it does not.
-func (a apart) refusal() *Error {
-	switch {
-	case a.limit.Shadow:
-		return nil
-	case a.standing == denied:
-		return errCutOff(a.limit)
-	case a.standing == shareless:
-		return errShareless(a.limit)
-	}
-	return nil
-}
-
-// mode is the decisions' label.
-func (r *reservation) mode() string {
-	if r.cut {
+// label is what the decisions' metric calls b.
+func label(b limiter.By) string {
+	if apart(b) {
 		return "degraded"
 	}
-	return "local"
+	return b.String()
+}
+
+// levelKnown says whether there is a level behind the i-th decision that headers could tell.
+func (r *reservation) levelKnown(i int) bool {
+	return r.by[i] != limiter.ByDeny && r.by[i] != limiter.ByAllow && (r.by[i] != limiter.ByPrivate || r.charges[i].Private != nil)
+}
+
+// refusal words the refusal by the i-th limit.
+func (r *reservation) refusal(i int) *Error {
+	l, d, c := r.limits[i], &r.decisions[i], &r.charges[i]
+	switch {
+	case d.By == limiter.ByDeny:
+		r.n = 0 // a client that is told to come back at once should see no levels of before
+		return errCutOff(l)
+	case d.By == limiter.ByPrivate && c.Private == nil:
+		r.n = 0
+		return errShareless(l)
+	case d.By == limiter.ByPrivate && d.RetryAfter == limiter.Never && l.Unit != Concurrency && c.Cost <= l.Spec.Capacity():
+		return errPrivate(l, c.Cost, c.Private.Capacity())
+	}
+	return errLimit(l, *d, c.Cost)
 }

@@ -1,17 +1,20 @@
 package proxy_test
 
 import (
+	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"headgate/limiter"
 	"headgate/proxy"
 )
 
-// tether is a view lease that tests cut.
+// tether is the way to the owner, which tests cut.
 type tether struct{ cut atomic.Bool }
 
 func (l *tether) held() bool { return !l.cut.Load() }
@@ -26,29 +29,30 @@ func (w *world) decisions(limit, mode, outcome string) int {
 	return int(w.metric("headgate_decisions_total", "limit", limit, "mode", mode, "outcome", outcome))
 }
 
-// TestUnavailableModes: while the node is cut off, local limits go on, deny refuses and allow
-// neither checks nor charges; what every answer says of it; and nothing of it before and after.
+// TestUnavailableModes: while the owner is out of reach, a private bucket stands in for local limits,
+// deny refuses and allow neither checks nor charges; what the answers say of it; and nothing of it
+// before and after.
 func TestUnavailableModes(t *testing.T) {
 	for _, c := range []struct {
 		mode            proxy.Mode
 		shadow          bool
-		admitted, spent int64 // of 5 requests against a limit of 3
+		admitted, alone int64 // of 5 requests against a private 2 of a limit of 3
 		outcome         string
 		counted         int
 	}{
-		{mode: proxy.Local, admitted: 3, spent: 3, outcome: "admitted", counted: 3},
-		{mode: proxy.Local, shadow: true, admitted: 5, spent: 3, outcome: "shadow_refused", counted: 2},
+		{mode: proxy.Local, admitted: 2, alone: 2, outcome: "admitted", counted: 2},
+		{mode: proxy.Local, shadow: true, admitted: 5, alone: 2, outcome: "shadow_refused", counted: 3},
 		{mode: proxy.Deny, outcome: "refused", counted: 5},
 		{mode: proxy.Deny, shadow: true, admitted: 5, outcome: "shadow_refused", counted: 5},
 		{mode: proxy.Allow, admitted: 5, outcome: "admitted", counted: 5},
 	} {
 		t.Run(c.mode.String(), func(t *testing.T) {
 			l := mode(limit(proxy.Requests, 3), c.mode)
-			l.Shadow = c.shadow
+			l.Shadow, l.Private = c.shadow, limit(proxy.Requests, 2).Spec
 			other := named(limit(proxy.Tokens, 1000), "other")
-			var lease tether
-			w := newWorld(t, setup{limits: []proxy.Limit{l, other}, lease: lease.held})
-			lease.cut.Store(true)
+			var way tether
+			w := newWorld(t, setup{limits: []proxy.Limit{l, other}, reach: way.held})
+			way.cut.Store(true)
 			var admitted int64
 			for range 5 {
 				a := w.do(call{path: "/v1/completions", body: exact})
@@ -69,8 +73,9 @@ func TestUnavailableModes(t *testing.T) {
 					t.Errorf("X-Headgate-Degraded: %q, want %q", got, degraded)
 				}
 			}
-			if admitted != c.admitted || w.spent(l) != c.spent || w.spent(other) != 10*c.admitted {
-				t.Errorf("%d admitted, %d and %d spent", admitted, w.spent(l), w.spent(other))
+			w.settled()
+			if admitted != c.admitted || w.spentAlone(l) != c.alone || w.spentAlone(other) != 10*c.admitted || w.spent(l)+w.spent(other) != 0 {
+				t.Errorf("%d admitted, %d and %d spent alone, %d and %d of the owner's", admitted, w.spentAlone(l), w.spentAlone(other), w.spent(l), w.spent(other))
 			}
 			if n := w.decisions("requests", "degraded", c.outcome); n != c.counted {
 				t.Errorf("%d counted as %s, want %d", n, c.outcome, c.counted)
@@ -79,29 +84,46 @@ func TestUnavailableModes(t *testing.T) {
 				t.Errorf("%v decisions counted as local", n)
 			}
 
-			lease.cut.Store(false)
-			a := w.do(call{path: "/v1/completions", body: exact})
-			if ok := c.spent < 3 || c.shadow; (a.status == 200) != ok || a.header.Get("X-Headgate-Degraded") != "" {
-				t.Errorf("back in the cluster: %d %v", a.status, a.header)
-			}
-			if c.spent == 0 && w.spent(l) != 1 {
-				t.Errorf("back in the cluster, %d spent", w.spent(l))
+			way.cut.Store(false)
+			a := w.do(call{path: "/v1/completions", body: exact}).want(t, 200)
+			if h := a.header.Get("X-Headgate-Degraded"); h != "" || w.spent(l) != 1 || w.spentAlone(l) != c.alone {
+				t.Errorf("in reach again: %q, %d spent, %d alone", h, w.spent(l), w.spentAlone(l))
 			}
 		})
 	}
 }
 
-// TestDegradedIsSaidEverywhere: on errors and on lists too, and beside another word.
-func TestDegradedIsSaidEverywhere(t *testing.T) {
+// TestWhoDecided is in the metric's mode.
+func TestWhoDecided(t *testing.T) {
+	for by, mode := range map[limiter.By]string{limiter.ByLease: "local", limiter.ByOwner: "direct", limiter.ByRefusal: "refused_local", limiter.ByPrivate: "degraded"} {
+		w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Requests, 1)}, by: by})
+		ok := w.do(call{body: chat}).want(t, 200)
+		no := w.do(call{body: chat}).refused(t, 429, "rate_limit_exceeded")
+		if w.decisions("requests", mode, "admitted") != 1 || w.decisions("requests", mode, "refused") != 1 || w.metric("headgate_decisions_total") != 2 {
+			t.Errorf("%v: not counted as %s", by, mode)
+		}
+		want := map[bool]string{true: "quota"}[mode == "degraded"]
+		if ok.header.Get("X-Headgate-Degraded") != want || no.header.Get("X-Headgate-Degraded") != want {
+			t.Errorf("%v: %v %v", by, ok.header, no.header)
+		}
+		if n := w.metric("headgate_decision_seconds"); n != 2 {
+			t.Errorf("%v: %v decisions timed", by, n)
+		}
+	}
+}
+
+// TestDegradedIsSaid on what was decided without an owner, on errors and lists too, beside another
+// word, and not where nothing was decided.
+func TestDegradedIsSaid(t *testing.T) {
 	models := twoModels()
 	models[0].Backends, models[1].Backends, models[1].Upstream = []string{"gone"}, []string{"vllm"}, "fake"
-	w := newWorld(t, setup{models: models, lease: func() bool { return false }})
+	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Requests, 100)}, models: models, reach: func() bool { return false }})
 	for _, c := range []struct {
 		call call
 		want string
 	}{
 		{call{body: "{"}, "quota"},
-		{call{body: chat, key: "unknown"}, "quota"},
+		{call{body: chat, key: "unknown"}, ""},
 		{call{path: "/sleep"}, "quota"},
 		{call{method: http.MethodGet, path: "/v1/models"}, "quota"},
 		{call{body: toBig}, "quota, model=small"},
@@ -120,49 +142,50 @@ func TestDegradedIsSaidEverywhere(t *testing.T) {
 // TestDegradedIsSeen: the gauge shows it, and each change is one line of the log.
 func TestDegradedIsSeen(t *testing.T) {
 	log := newBuffer()
-	var lease tether
-	w := newWorld(t, setup{lease: lease.held, log: log})
+	var way tether
+	w := newWorld(t, setup{reach: way.held, log: log})
 	for i, want := range []bool{false, true, true, false, false, true} {
-		lease.cut.Store(want)
+		way.cut.Store(want)
 		gauge := map[bool]float64{true: 1}[want]
-		if got := w.metric("headgate_degraded"); got != gauge || w.proxy.Degraded() != want {
-			t.Errorf("%d: headgate_degraded %v, Degraded %t", i, got, w.proxy.Degraded())
+		if got, why := w.metric("headgate_degraded"), w.proxy.Degraded(); got != gauge || (why == "gw-2 is out of reach") != want || (why == "") == want {
+			t.Errorf("%d: headgate_degraded %v, Degraded %q", i, got, why)
 		}
 		w.do(call{body: chat}).want(t, 200)
 	}
 	w.settled()
 	log.mu <- struct{}{}
 	defer func() { <-log.mu }()
-	if out, in := strings.Count(log.b.String(), "cut off from the cluster"), strings.Count(log.b.String(), "in the cluster again"); out != 2 || in != 1 {
+	if out, in := strings.Count(log.b.String(), `"why":"gw-2 is out of reach"`), strings.Count(log.b.String(), "decided by its owner again"); out != 2 || in != 1 {
 		t.Errorf("%d and %d lines", out, in)
 	}
 }
 
-// TestOverride replaces each limit's mode while the node is cut off, and ends by itself.
+// TestOverride replaces each limit's mode while its owner is out of reach, and ends by itself.
 func TestOverride(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var lease tether
-		w := bubbled(t, setup{lease: lease.held, limits: []proxy.Limit{
+		var way tether
+		w := bubbled(t, setup{reach: way.held, limits: []proxy.Limit{
 			mode(named(limit(proxy.Requests, 100), "a"), proxy.Deny), mode(named(limit(proxy.Requests, 100), "b"), proxy.Allow),
 		}})
 		ask := func() int { return w.handle(call{body: chat}).status }
 		spent := func() [2]int64 { return [2]int64{w.spent(w.caller.Limits[0]), w.spent(w.caller.Limits[1])} }
+		alone := func() [2]int64 { return [2]int64{w.spentAlone(w.caller.Limits[0]), w.spentAlone(w.caller.Limits[1])} }
 
 		w.proxy.SetOverride(proxy.Deny, time.Now().Add(time.Hour))
 		if s := ask(); s != 200 || spent() != [2]int64{1, 1} {
-			t.Fatalf("an override binds in the cluster: %d, %v", s, spent())
+			t.Fatalf("an override binds while the owner is in reach: %d, %v", s, spent())
 		}
-		lease.cut.Store(true)
+		way.cut.Store(true)
 		if s := ask(); s != 429 {
 			t.Errorf("deny over allow: %d", s)
 		}
 		w.proxy.SetOverride(proxy.Allow, time.Now().Add(15*time.Minute))
-		if s := ask(); s != 200 || spent() != [2]int64{1, 1} {
-			t.Errorf("allow over deny: %d, %v", s, spent())
+		if s := ask(); s != 200 || alone() != [2]int64{} {
+			t.Errorf("allow over deny: %d, %v", s, alone())
 		}
 		w.proxy.SetOverride(proxy.Local, time.Now().Add(15*time.Minute))
-		if s := ask(); s != 200 || spent() != [2]int64{2, 2} {
-			t.Errorf("local over both: %d, %v", s, spent())
+		if s := ask(); s != 200 || alone() != [2]int64{1, 1} || spent() != [2]int64{1, 1} {
+			t.Errorf("local over both: %d, %v, %v", s, alone(), spent())
 		}
 		time.Sleep(15*time.Minute - 1)
 		if m, until, ok := w.proxy.Override(); !ok || m != proxy.Local || !until.Equal(time.Now().Add(1)) {
@@ -186,106 +209,160 @@ func TestOverride(t *testing.T) {
 	})
 }
 
-// TestCutOffWhileWaiting: a request that is held is decided by the mode that holds when its
-// turn comes.
-func TestCutOffWhileWaiting(t *testing.T) {
+// TestOutOfReachWhileWaiting: a request that is held is decided by the mode that holds when its
+// turn comes, and says so if anything on its way was.
+func TestOutOfReachWhileWaiting(t *testing.T) {
 	for _, c := range []struct {
-		before, after bool // cut off
+		before, after bool // out of reach
 		mode          proxy.Mode
 		status        int
 		spent         int64
+		degraded      string
 	}{
-		{before: false, after: true, mode: proxy.Deny, status: 429, spent: 1},
-		{before: false, after: true, mode: proxy.Allow, status: 200, spent: 1},
-		{before: true, after: false, mode: proxy.Allow, status: 200, spent: 2},
+		{before: false, after: true, mode: proxy.Deny, status: 429, spent: 1, degraded: "deny"},
+		{before: false, after: true, mode: proxy.Allow, status: 200, spent: 1, degraded: "quota"},
+		{before: true, after: false, mode: proxy.Allow, status: 200, spent: 2, degraded: "quota"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			// The one with the wait holds the request; what becomes of the other is at stake.
 			wait := mode(named(fill(proxy.Requests, 1, time.Second, 1), "wait"), proxy.Local)
 			wait.Wait = time.Minute
 			stake := mode(named(limit(proxy.Requests, 5), "stake"), c.mode)
-			var lease tether
-			w := bubbled(t, setup{limits: []proxy.Limit{wait, stake}, lease: lease.held})
+			var way tether
+			w := bubbled(t, setup{limits: []proxy.Limit{wait, stake}, reach: way.held})
 			w.handle(call{body: chat}).want(t, 200)
-			lease.cut.Store(c.before)
+			way.cut.Store(c.before)
+			if c.before { // the private bucket is full yet
+				w.handle(call{body: chat}).want(t, 200)
+			}
 			answers := make(chan answer)
 			go func() { answers <- w.handle(call{body: chat}) }()
 			synctest.Wait()
-			lease.cut.Store(c.after)
-			if a := <-answers; a.status != c.status || w.spent(stake) != c.spent {
-				t.Errorf("%+v: %d, %d spent", c, a.status, w.spent(stake))
+			way.cut.Store(c.after)
+			a := <-answers
+			if h := a.header.Get("X-Headgate-Degraded"); a.status != c.status || w.spent(stake) != c.spent || h != c.degraded {
+				t.Errorf("%+v: %d, %d spent, %q", c, a.status, w.spent(stake), h)
 			}
 		})
 	}
 }
 
-// TestNoShare: a limit of which this node has no share admits nothing, and says why; unless it
-// only watches, or the node is cut off and the limit says allow.
+// TestNoShare: where this node's private share of a limit is nothing, the limit refuses while its
+// owner is out of reach, and says why; unless it only watches, or says allow.
 func TestNoShare(t *testing.T) {
 	for _, unit := range []proxy.Unit{proxy.Requests, proxy.Concurrency, proxy.Tokens} {
 		l := limit(unit, 10)
-		l.None = true
-		var lease tether
-		w := newWorld(t, setup{limits: []proxy.Limit{l, named(limit(proxy.Requests, 100), "other")}, lease: lease.held})
-		for _, cut := range []bool{false, true} { // local: its own bucket would go on, and has nothing
-			lease.cut.Store(cut)
-			a := w.do(call{body: chat}).refused(t, 429, "rate_limit_exceeded")
-			if a.field("limit") != unit.String() || a.header.Get("Retry-After") != "1" || !strings.Contains(a.body, "no share") {
-				t.Errorf("%v %s", a.header, a.body)
-			}
-			if h := a.header.Get("RateLimit"); h != "" {
-				t.Errorf("levels that nobody asked for: %s", h)
-			}
+		l.Private = nil
+		var way tether
+		w := newWorld(t, setup{limits: []proxy.Limit{l, named(limit(proxy.Requests, 100), "other")}, reach: way.held})
+		w.do(call{body: chat}).want(t, 200) // by its owner
+		way.cut.Store(true)
+		a := w.do(call{body: chat}).refused(t, 429, "rate_limit_exceeded")
+		if a.field("limit") != unit.String() || a.header.Get("Retry-After") != "1" || !strings.Contains(a.body, "own share is nothing") || !strings.Contains(a.body, "another node") {
+			t.Errorf("%v %s", a.header, a.body)
 		}
-		if n := w.decisions(unit.String(), "local", "refused"); n != 1 || w.spent(w.caller.Limits[1]) != 0 {
-			t.Errorf("%d counted, %d of the other spent", n, w.spent(w.caller.Limits[1]))
+		if h := a.header.Get("RateLimit"); h != "" {
+			t.Errorf("levels that nobody asked for: %s", h)
+		}
+		if n := w.decisions(unit.String(), "degraded", "refused"); n != 1 || w.spentAlone(w.caller.Limits[1]) != 0 {
+			t.Errorf("%d counted, %d of the other spent", n, w.spentAlone(w.caller.Limits[1]))
 		}
 		w.proxy.SetOverride(proxy.Allow, time.Now().Add(time.Hour))
 		w.do(call{body: chat}).want(t, 200)
 	}
 	l := limit(proxy.Requests, 1)
-	l.None, l.Shadow = true, true
-	w := newWorld(t, setup{limits: []proxy.Limit{l}})
+	l.Private, l.Shadow = nil, true
+	w := newWorld(t, setup{limits: []proxy.Limit{l}, reach: func() bool { return false }})
 	w.do(call{body: chat}).want(t, 200)
-	if n := w.decisions("requests", "local", "shadow_refused"); n != 1 {
+	if n := w.decisions("requests", "degraded", "shadow_refused"); n != 1 {
 		t.Errorf("%d shadow refusals", n)
 	}
 }
 
-// TestExplainUnavailable: the limits whose buckets are not asked stand beside those that are.
+// TestPrivateShareIsSmaller: what the owner would admit is not called more than the limit.
+func TestPrivateShareIsSmaller(t *testing.T) {
+	l := limit(proxy.Tokens, 100)
+	l.Private = limit(proxy.Tokens, 50).Spec
+	var way tether
+	w := newWorld(t, setup{limits: []proxy.Limit{l}, reach: way.held})
+	way.cut.Store(true)
+	a := w.do(call{path: "/v1/completions", body: plainCall}).refused(t, 429, "rate_limit_exceeded")
+	if !strings.Contains(a.body, "64 tokens, more than the 50 tokens") || a.header.Get("Retry-After") != "1" || a.header.Get("X-Headgate-Degraded") != "quota" {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+	w.do(call{path: "/v1/completions", body: strings.Replace(plainCall, "60", "200", 1)}).refused(t, 400, "request_exceeds_limit")
+	way.cut.Store(false)
+	w.do(call{path: "/v1/completions", body: plainCall}).want(t, 200)
+}
+
+// TestSpread: a limit tells where its buckets are placed.
+func TestSpread(t *testing.T) {
+	spread := named(limit(proxy.Requests, 5), "spread")
+	spread.Scope, spread.Spread = proxy.ScopeUser, true
+	var seen watcher
+	w := newWorld(t, setup{limits: []proxy.Limit{spread, limit(proxy.Tokens, 100)}, guard: func(l proxy.Limits) proxy.Limits { seen.Limits = l; return &seen }})
+	w.do(call{path: "/v1/completions", body: exact}).want(t, 200)
+	want := []limiter.Charge{
+		{Key: limiter.Key{Tenant: "acme", Limit: "spread", Subject: "key:k1"}, Limit: spread.Spec, Cost: 1, Spread: true, Apart: limiter.ByPrivate, Private: spread.Private},
+		{Key: limiter.Key{Tenant: "acme", Limit: "tokens", Subject: "k1"}, Limit: w.caller.Limits[1].Spec, Cost: 10, Apart: limiter.ByPrivate, Private: w.caller.Limits[1].Private},
+	}
+	if !slices.Equal(seen.took, want) {
+		t.Errorf("%+v", seen.took)
+	}
+}
+
+// watcher keeps the charges of the last Take, as they came.
+type watcher struct {
+	proxy.Limits
+	took []limiter.Charge
+}
+
+func (w *watcher) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
+	w.took = slices.Clone(cs)
+	return w.Limits.Take(ctx, cs, ds)
+}
+
+// TestExplainUnavailable says of each limit who would decide, and of those whose owner is out of
+// reach why.
 func TestExplainUnavailable(t *testing.T) {
 	allow, deny := mode(named(limit(proxy.Requests, 5), "allow"), proxy.Allow), mode(named(limit(proxy.Requests, 5), "deny"), proxy.Deny)
 	none := named(limit(proxy.Tokens, 5), "none")
-	none.None = true
-	var lease tether
-	w := newWorld(t, setup{limits: []proxy.Limit{named(limit(proxy.Requests, 5), "own"), allow, deny, none}, lease: lease.held})
-	instead := func(e proxy.Explanation) string {
+	none.Private = nil
+	var way tether
+	w := newWorld(t, setup{limits: []proxy.Limit{named(limit(proxy.Requests, 5), "own"), allow, deny, none}, reach: way.held, by: limiter.ByOwner})
+	by := func(e proxy.Explanation) string {
 		var b strings.Builder
 		for _, l := range e.Limits {
-			b.WriteString(l.Name + ":" + l.Instead + map[bool]string{true: "+", false: "-"}[l.Admitted] + " ")
+			b.WriteString(l.Name + ":" + l.By + map[bool]string{true: "!"}[l.NoShare] + map[bool]string{true: "+", false: "-"}[l.Admitted] + " ")
+			if l.Owner != "gw-2" || l.Held != 7 || (l.Away == "gw-2 is out of reach") != e.Degraded {
+				t.Errorf("%+v", l)
+			}
 		}
 		return b.String()
 	}
-	e := must[proxy.Explanation](t)(w.proxy.Explain(w.caller, "m", "", 1, 1))
-	if got := instead(e); got != "own:+ allow:+ deny:+ none:no_share- " || e.Admitted || e.Refused != "none" || e.Degraded || e.Override != "" {
+	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	if got := by(e); got != "own:direct+ allow:direct+ deny:direct+ none:direct+ " || !e.Admitted || e.Degraded || e.Override != "" || e.Limits[0].Remaining != 4 {
 		t.Errorf("%s %+v", got, e)
 	}
-	lease.cut.Store(true)
-	e = must[proxy.Explanation](t)(w.proxy.Explain(w.caller, "m", "", 1, 1))
-	if got := instead(e); got != "own:+ allow:allow+ deny:deny- none:no_share- " || e.Admitted || e.Refused != "deny" || !e.Degraded {
+	way.cut.Store(true)
+	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	if got := by(e); got != "own:private- allow:allow+ deny:deny- none:private!- " || e.Admitted || e.Refused != "none" || !e.Degraded {
 		t.Errorf("%s %+v", got, e)
 	}
 	w.proxy.SetOverride(proxy.Allow, time.Now().Add(time.Hour))
-	e = must[proxy.Explanation](t)(w.proxy.Explain(w.caller, "m", "", 1, 1))
-	if got := instead(e); got != "own:allow+ allow:allow+ deny:allow+ none:allow+ " || !e.Admitted || e.Override != "allow" {
+	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	if got := by(e); got != "own:allow+ allow:allow+ deny:allow+ none:allow+ " || !e.Admitted || e.Override != "allow" || !e.Degraded {
 		t.Errorf("%s %+v", got, e)
+	}
+	if n := w.metric("headgate_decisions_total"); n != 0 || w.spentAlone(w.caller.Limits[0]) != 0 {
+		t.Errorf("%v decisions counted, %d spent", n, w.spentAlone(w.caller.Limits[0]))
 	}
 }
 
 // TestNotReady: before there is a policy every route answers the same, and nothing panics.
 func TestNotReady(t *testing.T) {
 	log := newBuffer()
-	w := newWorld(t, setup{unready: true, prefilter: edge1000(), log: log, lease: func() bool { return false }})
+	w := newWorld(t, setup{unready: true, prefilter: edge1000(), log: log, reach: func() bool { return false }})
 	all := append(routes(), call{path: "/nowhere"}, call{body: "{"}, call{body: chat, key: "none"}, call{method: http.MethodGet, path: "/v1/models/"})
 	for _, c := range all {
 		a := w.do(c).want(t, 503)
@@ -302,7 +379,7 @@ func TestNotReady(t *testing.T) {
 			t.Errorf("logged %v", r)
 		}
 	}
-	if _, err := w.proxy.Explain(&proxy.Caller{}, "m", "", 1, 1); err == nil || !strings.Contains(err.Error(), "not_ready") {
+	if _, err := w.proxy.Explain(t.Context(), &proxy.Caller{}, "m", "", 1, 1); err == nil || !strings.Contains(err.Error(), "not_ready") {
 		t.Errorf("explain: %v", err)
 	}
 	w.apply(setup{})

@@ -871,7 +871,7 @@ func TestWire35HeadersNeverGoNegative(t *testing.T) {
 	}})
 	body := `{"model":"m","messages":[{"role":"user","content":"hi"}]}` // 16 tokens come
 	a := w.do(call{body: body}).want(t, 200)
-	if left, _ := w.level("tokens"); left >= 0 {
+	if left, _ := w.level(w.limits, "tokens"); left >= 0 {
 		t.Fatalf("no debt: %d", left)
 	}
 	for i, a := range []answer{a, w.do(call{body: body}).refused(t, 429, "rate_limit_exceeded")} {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"headgate/cluster/ledger"
+	"headgate/limiter"
 	"headgate/proxy"
 	"headgate/proxy/admin"
 )
@@ -56,24 +58,63 @@ func printCluster(w io.Writer, s *admin.ClusterStatus) {
 		lease = fmt.Sprintf("held, %d ms left", s.ViewLease.UntilMS)
 	}
 	fmt.Fprintf(w, "cluster\t%s (%s), leader %s\nview\tepoch %d: %s; lease %s\n", s.Name, id, leader, s.Epoch, strings.Join(s.Members, ", "), lease)
+	fmt.Fprintf(w, "partitions\t%d owned, %d of them waiting\n", s.Partitions, s.Waiting)
+	if len(s.Owing) > 0 {
+		fmt.Fprintf(w, "slots\tsome are not lent until it is known what %s has in use\n", strings.Join(s.Owing, ", "))
+	}
 }
 
 func limitsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use", Args: exactly(1)}
+	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use, and who holds what of them", Args: exactly(1),
+		Example: "  headgate limits show acme\n  headgate limits show acme --json"}
 	a := adminFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/limits/"+url.PathEscape(args[0]), nil, func(w io.Writer, levels []admin.Level) {
-			fmt.Fprintln(w, "LIMIT\tSCOPE\tUNIT\tSUBJECT\tLEFT\tOF\tFULL IN")
+			fmt.Fprintln(w, "LIMIT\tSCOPE\tUNIT\tSUBJECT\tLEFT\tOF\tFULL IN\tOWNER\tRATE LENT\tHELD BY")
 			for _, l := range levels {
 				full := "-"
 				if l.ResetMS >= 0 {
 					full = (time.Duration(l.ResetMS) * time.Millisecond).Round(100 * time.Millisecond).String()
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\n", l.Limit, l.Scope, l.Unit, l.Subject, l.Level, l.Capacity, full)
+				left := strconv.FormatInt(l.Level, 10)
+				if l.Debt > 0 && l.Level >= 0 { // it is owed while some of it lies elsewhere
+					left += fmt.Sprintf(" (debt %d)", l.Debt)
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.Limit, l.Scope, l.Unit, l.Subject, left, l.Capacity, full, l.Owner, percent(l.LentRate), holders(&l))
 			}
 		})
 	}
 	return group("limits", "Look at limits", c)
+}
+
+// percent of a whole; nothing for none.
+func percent(part float64) string {
+	if part == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.3g%%", 100*part)
+}
+
+// holders are who holds what of a bucket, and what is not known of that.
+func holders(l *admin.Level) string {
+	var out []string
+	for _, h := range l.Holders {
+		text := fmt.Sprintf("%s up to %d", h.Node, h.Outstanding)
+		if h.InHand != nil {
+			text = fmt.Sprintf("%s %d", h.Node, *h.InHand)
+		}
+		switch {
+		case l.Unit == proxy.Concurrency.String():
+			text = fmt.Sprintf("%s %d (%d in use)", h.Node, h.Outstanding, h.InUse)
+		case h.LentRate != nil:
+			text += " (" + cmp.Or(percent(*h.LentRate), "0%") + ")"
+		}
+		out = append(out, text)
+	}
+	if l.Away != "" {
+		out = append(out, fmt.Sprintf("%s; unavailable: %s", l.Away, l.Unavailable))
+	}
+	return strings.Join(out, ", ")
 }
 
 func explainCommand() *cobra.Command {
@@ -109,33 +150,57 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 		fmt.Fprintf(w, "the ladder: %s; it would be tried with model %s\n", strings.Join(e.Rungs, ", "), e.Model)
 	}
 	if e.Degraded {
-		fmt.Fprintln(w, "this node is cut off from its cluster")
+		fmt.Fprintln(w, "owners of limits are out of this node's reach")
 	}
 	if e.Override != "" {
-		fmt.Fprintf(w, "while this node is cut off its override says %s\n", e.Override)
+		fmt.Fprintf(w, "where an owner is out of reach this node's override says %s\n", e.Override)
 	}
-	fmt.Fprintln(w, "\nLIMIT\tSCOPE\tUNIT\tCOSTS\tLEFT\tVERDICT")
+	fmt.Fprintln(w, "\nLIMIT\tSCOPE\tUNIT\tCOSTS\tLEFT\tVERDICT\tDECIDED BY")
 	for _, l := range e.Limits {
 		left := strconv.FormatInt(l.Remaining, 10)
-		if l.Instead != "" { // its bucket was not asked
+		if l.NoShare || l.By == limiter.ByAllow.String() || l.By == limiter.ByDeny.String() { // no bucket was asked
 			left = "-"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l), decider(l))
 	}
+}
+
+// decider is who would decide by a limit, and why.
+func decider(l proxy.ExplainLimit) string {
+	owner := cmp.Or(l.Owner, "its owner")
+	switch l.By {
+	case limiter.ByLease.String():
+		return fmt.Sprintf("this node, which holds %d", l.Held)
+	case limiter.ByOwner.String():
+		return joined(owner+", which owns it", held(l))
+	case limiter.ByRefusal.String():
+		return "this node, as " + owner + " said"
+	case limiter.ByPrivate.String():
+		return joined("this node's private bucket", l.Away)
+	}
+	return joined("unavailable: "+l.By, l.Away)
+}
+
+// held is what this node holds of a limit that it does not decide by.
+func held(l proxy.ExplainLimit) string {
+	if l.Held == 0 {
+		return ""
+	}
+	return fmt.Sprintf("this node holds %d", l.Held)
 }
 
 // limitVerdict is what one limit says.
 func limitVerdict(l proxy.ExplainLimit) string {
 	switch {
-	case l.Instead == "allow":
-		return "admits, uncounted (cut off)"
+	case l.Admitted && l.By == limiter.ByAllow.String():
+		return "admits, uncounted"
 	case l.Admitted:
 		return "admits"
 	case l.Shadow:
 		return "would refuse (shadow)"
-	case l.Instead == "deny":
-		return "refuses (cut off)"
-	case l.Instead == "no_share":
+	case l.By == limiter.ByDeny.String():
+		return "refuses until its owner is back"
+	case l.NoShare:
 		return "refuses: the share of this node is nothing"
 	case l.RetryAfterMS < 0:
 		return "refuses; waiting does not help"

@@ -22,7 +22,7 @@ func overrideCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "override [--unavailable MODE --for TIME | --clear]", Short: "Say what this node does with limits whose owner is out of reach",
 		Long: "Put one answer in the place of every limit's own `unavailable`, on this node only, for a while:\n\n" +
-			"  local  an equal share of each limit, held by the node itself\n" +
+			"  local  a private bucket of the node's, with an equal share of the limit\n" +
 			"  deny   refuse\n" +
 			"  allow  admit without counting\n\n" +
 			"Without flags the override in force is shown.",

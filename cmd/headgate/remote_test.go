@@ -80,12 +80,26 @@ func (f *fakeCluster) config() admin.Config {
 		Status: func() admin.Status {
 			return admin.Status{Node: "gw-1", Version: "v1", Ready: true, Degraded: "no owner in reach", PolicyRevision: 4, PolicySource: "ledger", Models: []string{"m"}, Cluster: &admin.ClusterStatus{
 				Name: "west", ID: "00112233445566778899aabbccddeeff", Incarnation: "ab", Leader: "gw-2", Epoch: 3, Members: []string{"gw-1", "gw-2"},
-				ViewLease: admin.ViewLease{Held: true, UntilMS: 812},
+				ViewLease: admin.ViewLease{Held: true, UntilMS: 812}, Partitions: 2047, Waiting: 5, Owing: []string{"gw-2"},
 			}}
 		},
-		Explain: func(q admin.ExplainRequest) (any, error) {
+		Levels: func(_ context.Context, tenant string) ([]admin.Level, error) {
+			if tenant != "acme" {
+				return nil, admin.Errorf(admin.NotFound, "there is no such tenant")
+			}
+			most, some, forty := 0.75, 0.25, int64(40)
+			return []admin.Level{
+				{Limit: "flat", Scope: "org", Unit: "tokens", Level: 0, Capacity: 9, ResetMS: 1500, Owner: "gw-2", Unavailable: "local"},
+				{Limit: "tokens", Scope: "org", Unit: "tokens", Level: 40, Capacity: 100, ResetMS: 6000, Owner: "gw-1", Unavailable: "deny", Debt: 3, Lendable: -3, Outstanding: 120, LentRate: 1, Holders: []admin.Holding{
+					{Node: "gw-1", Outstanding: 60, InHand: &forty, LentRate: &most}, {Node: "gw-2", Outstanding: 60, LentRate: &some},
+				}, Away: "gw-2 did not answer"},
+				{Limit: "slots", Scope: "key", Unit: "concurrency", Subject: "k", Level: 6, Capacity: 8, ResetMS: -1, Owner: "gw-1", Outstanding: 4, Holders: []admin.Holding{{Node: "gw-1", Outstanding: 4, InUse: 2}}},
+			}, nil
+		},
+		Explain: func(_ context.Context, q admin.ExplainRequest) (any, error) {
 			e := proxy.Explanation{Refused: "kill switch", Reason: "a leak", Model: "small", Rungs: []string{"smaller_model", "shed_best_effort"}, Degraded: true, Override: "deny", Limits: []proxy.ExplainLimit{
-				{Name: "a", Instead: "allow", Admitted: true}, {Name: "d", Instead: "deny"}, {Name: "n", Instead: "no_share"}, {Name: "s", Instead: "no_share", Shadow: true},
+				{Name: "a", By: "allow", Admitted: true, Owner: "gw-2", Away: "gw-2 does not answer"}, {Name: "d", By: "deny", Away: "no view lease"}, {Name: "n", By: "private", NoShare: true}, {Name: "s", By: "private", NoShare: true, Shadow: true},
+				{Name: "l", By: "local", Held: 70, Remaining: 69, Admitted: true}, {Name: "o", By: "direct", Owner: "gw-2", Held: 5, Remaining: 3, Admitted: true}, {Name: "r", By: "refused_local", Owner: "gw-2", RetryAfterMS: 20}, {Name: "p", By: "private", Away: "no view lease", Remaining: 8, Admitted: true},
 			}}
 			if q.Tenant == "plain" {
 				e = proxy.Explanation{Admitted: true, Model: "m"}
@@ -168,7 +182,7 @@ func TestCommandsAsk(t *testing.T) {
 		want any
 		says []string
 	}{
-		{"status", nil, []string{"gw-1 (v1), ready", "west (001122334455), leader gw-2", "epoch 3: gw-1, gw-2; lease held, 812 ms left", "degraded  no owner in reach"}},
+		{"status", nil, []string{"gw-1 (v1), ready", "west (001122334455), leader gw-2", "epoch 3: gw-1, gw-2; lease held, 812 ms left", "2047 owned, 5 of them waiting", "slots       some are not lent until it is known what gw-2 has in use", "degraded    no owner in reach"}},
 		{"members", nil, []string{"NODE", "leader", "2047", "0123456789ab ", "this one", "failed", "no answer"}},
 		{"members remove gw-2", "gw-2", []string{"gw-2 is out"}},
 		{"apply -f " + policy, admin.PolicyChange{Text: []byte("version: 1\n")}, []string{"+ x\nwarning: plan p has no tenant\n1 changes applied as revision 5"}},
@@ -177,8 +191,15 @@ func TestCommandsAsk(t *testing.T) {
 		{"apply --rollback 2 --dry-run", admin.PolicyChange{Text: []byte("# revision 2\nversion: 1\n"), DryRun: true}, []string{"nothing was applied"}},
 		{"explain --tenant plain --model m", nil, []string{"admitted: 0 input and 0 output tokens, $0.00\n\nLIMIT"}},
 		{"explain --tenant acme --model m", nil, []string{
-			"refused by kill switch: 0 input", "a leak\n", "the ladder: smaller_model, shed_best_effort; it would be tried with model small\n", "\nthis node is cut off from its cluster\n", "its override says deny\n",
-			"-     admits, uncounted (cut off)", "-     refuses (cut off)", "-     refuses: the share of this node is nothing", "-     would refuse (shadow)",
+			"refused by kill switch: 0 input", "a leak\n", "the ladder: smaller_model, shed_best_effort; it would be tried with model small\n", "\nowners of limits are out of this node's reach\n", "override says deny\n",
+			"-     admits, uncounted                           unavailable: allow, gw-2 does not answer\n", "-     refuses until its owner is back             unavailable: deny, no view lease\n",
+			"-     refuses: the share of this node is nothing  this node's private bucket\n", "-     would refuse (shadow)",
+			"69    admits                                      this node, which holds 70\n", "3     admits                                      gw-2, which owns it, this node holds 5\n",
+			"refuses; again in 20ms                      this node, as gw-2 said\n", "8     admits                                      this node's private bucket, no view lease\n",
+		}},
+		{"limits show acme", nil, []string{
+			"LEFT         OF   FULL IN  OWNER  RATE LENT  HELD BY\n", "0            9    1.5s     gw-2              \n",
+			"40 (debt 3)  100  6s       gw-1   100%       gw-1 40 (75%), gw-2 up to 60 (25%), gw-2 did not answer; unavailable: deny\n", "6            8    -        gw-1              gw-1 4 (2 in use)\n",
 		}},
 		{"policy show", nil, []string{"# revision 0\n"}},
 		{"policy show --revision 3", nil, []string{"# revision 3\n"}},

@@ -107,7 +107,7 @@ func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 		mode, _ := proxy.ParseMode(l.Unavailable) // absent: local
 		pc.Limits = append(pc.Limits, proxy.Limit{
 			Name: l.Name, Bucket: l.Bucket, Scope: scope, Unit: unit, Spec: l.Spec, Wait: time.Duration(l.Wait), Shadow: l.Shadow, Oversize: l.Oversize,
-			Unavailable: mode, None: l.None,
+			Spread: l.Spread, Unavailable: mode, Private: l.Private,
 		})
 	}
 	return pc

@@ -218,8 +218,8 @@ func (n *Node) build() error {
 		Name: "headgate_buckets", Help: "Buckets held; at max_buckets callers without one are refused.",
 	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
 	n.proxy, err = proxy.New(proxy.Config{
-		NodeID: n.cfg.NodeID, Limits: n.limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Lease: n.leased, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
+		NodeID: n.cfg.NodeID, Limits: shares{n.limits, func() bool { return !n.leased() }, func() int64 { return n.proxy.Now() }}, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		Degraded: n.whyDegraded, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
 }

@@ -22,7 +22,7 @@ import (
 func (n *Node) adminConfig() admin.Config {
 	return admin.Config{
 		Token: n.cfg.AdminToken, Authorize: n.authorize, Gatherer: n.registry, Ready: n.ready, Status: n.status,
-		Tenants: n.tenants, Levels: n.Levels, Explain: n.explain,
+		Tenants: n.tenants, Levels: n.levels, Explain: n.explain,
 		PolicyText: n.policyText, PolicyRevisions: n.policyRevisions, ApplyPolicy: n.applyPolicy, RollBack: n.rollBack,
 		ListKeys: n.listKeys, CreateKey: n.createKey, RotateKey: n.rotateKey, RevokeKey: n.revokeKey,
 		Kills: n.kills, SetKill: n.setKill, Ladder: n.ladder, SetRung: n.setRung,
@@ -196,7 +196,7 @@ func (n *Node) Levels(tenant string) []admin.Level {
 }
 
 // explain asks for a key of the tenant, or for the one named.
-func (n *Node) explain(q admin.ExplainRequest) (any, error) {
+func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error) {
 	s := n.current()
 	if s.index == nil {
 		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
@@ -213,7 +213,7 @@ func (n *Node) explain(q admin.ExplainRequest) (any, error) {
 	if user == "" {
 		user = c.User
 	}
-	return n.proxy.Explain(c, q.Model, user, q.Input, q.Output)
+	return n.proxy.Explain(ctx, c, q.Model, user, q.Input, q.Output)
 }
 
 // anyKey is the key with an id, or any of a tenant's; nil if there is none.

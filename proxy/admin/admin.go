@@ -55,8 +55,10 @@ type Config struct {
 	Ready    func() error // why the node should get no traffic; nil if it should
 	Status   func() Status
 	Tenants  func() []Tenant
-	Levels   func(tenant string) []Level // nil: no such tenant
-	Explain  func(ExplainRequest) (any, error)
+	// Levels shows a tenant's buckets; NotFound: there is no such tenant. What could not be learned
+	// of one it says in Away.
+	Levels  func(ctx context.Context, tenant string) ([]Level, error)
+	Explain func(context.Context, ExplainRequest) (any, error) // may ask the owners of buckets
 
 	// PolicyText gives a revision, or with 0 what is in force.
 	PolicyText      func(ctx context.Context, revision uint64) (PolicyText, error)

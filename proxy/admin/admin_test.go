@@ -39,13 +39,16 @@ func fakeNode() (Config, *seen) {
 		},
 		Status:  func() Status { return Status{Node: "gw-1"} },
 		Tenants: func() []Tenant { return []Tenant{} },
-		Levels: func(tenant string) []Level {
-			if tenant == "acme" {
-				return []Level{}
+		Levels: func(_ context.Context, tenant string) ([]Level, error) {
+			switch tenant {
+			case "acme":
+				return nil, nil
+			case "lost":
+				return nil, Errorf(NoQuorum, "no node answered")
 			}
-			return nil
+			return nil, Errorf(NotFound, "there is no such tenant")
 		},
-		Explain: func(q ExplainRequest) (any, error) { return q, nil },
+		Explain: func(_ context.Context, q ExplainRequest) (any, error) { return q, nil },
 		PolicyText: func(_ context.Context, revision uint64) (PolicyText, error) {
 			if revision > 3 {
 				return PolicyText{}, Errorf(NotFound, "there is no revision %d", revision)
@@ -347,6 +350,7 @@ func TestWrongCalls(t *testing.T) {
 		{"GET", "ledger/backup?stale=1", "", Invalid, "neither true nor false"},
 		{"POST", "explain", `{"input_tokens": -1}`, Invalid, "negative"},
 		{"GET", "limits/nobody", "", NotFound, "no such tenant"},
+		{"GET", "limits/lost", "", NoQuorum, "no node answered"},
 		{"DELETE", "content", "", Invalid, "tenant or a user"},
 		{"PUT", "policy?expected=2", "v", Conflict, "revision 3 is in force"},
 	} {

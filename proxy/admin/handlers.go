@@ -164,12 +164,12 @@ func ParseTime(s string) (time.Time, error) {
 }
 
 func (c Config) getLimits(w http.ResponseWriter, r *http.Request) {
-	levels := c.Levels(r.PathValue("tenant"))
-	if levels == nil {
-		fail(w, Errorf(NotFound, "there is no such tenant; GET /admin/v1/tenants lists them"))
+	levels, err := c.Levels(r.Context(), r.PathValue("tenant"))
+	if err != nil {
+		fail(w, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, levels)
+	writeJSON(w, http.StatusOK, append([]Level{}, levels...)) // none is [], not null
 }
 
 func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
@@ -182,7 +182,7 @@ func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
 		fail(w, coded(Invalid, err))
 		return
 	}
-	e, err := c.Explain(q)
+	e, err := c.Explain(r.Context(), q)
 	if err != nil {
 		fail(w, coded(NotFound, err))
 		return

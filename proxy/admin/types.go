@@ -42,6 +42,9 @@ type ClusterStatus struct {
 	Epoch       uint64    `json:"epoch"`       // of the view that this node stepped to
 	Members     []string  `json:"members"`     // of that view
 	ViewLease   ViewLease `json:"view_lease"`
+	Partitions  int       `json:"partitions"`           // of the view's, those that this node owns
+	Waiting     int       `json:"partitions_waiting"`   // of these, those that it may not grant for yet
+	Owing       []string  `json:"owing_roll,omitempty"` // members that have not told it for 3 s which slots they use, so that it lends none
 }
 
 // ViewLease is a node's right to grant.
@@ -294,9 +297,27 @@ type Level struct {
 	Scope    string `json:"scope"`
 	Unit     string `json:"unit"`
 	Subject  string `json:"subject,omitempty"`
-	Level    int64  `json:"level"`
+	Level    int64  `json:"level"` // what is left, with the owner and with those it lent to, as far as they said; negative in debt
 	Capacity int64  `json:"capacity"`
 	ResetMS  int64  `json:"reset_ms"` // until it is full; -1: not by waiting
+
+	Owner       string    `json:"owner,omitempty"` // the node that owns it; "": none
+	Away        string    `json:"away,omitempty"`  // what could not be learned and why, in words
+	Unavailable string    `json:"unavailable"`     // what decides while the owner is out of reach: local | deny | allow
+	Lendable    int64     `json:"lendable"`        // what the owner has left; negative in debt
+	Debt        int64     `json:"debt"`            // by how much the owner is below zero
+	Outstanding int64     `json:"outstanding"`     // what others may still spend, by the owner's count; of slots, those lent
+	LentRate    float64   `json:"lent_rate"`       // the part of the rate that is lent, 0 to 1
+	Holders     []Holding `json:"holders"`
+}
+
+// Holding is what one node has of a bucket.
+type Holding struct {
+	Node        string   `json:"node"`
+	Outstanding int64    `json:"outstanding"`         // what it may still spend, by the owner's count; of slots, those lent
+	InHand      *int64   `json:"in_hand"`             // what it says that it has left; null: it did not say
+	InUse       int64    `json:"in_use,omitempty"`    // of slots
+	LentRate    *float64 `json:"lent_rate,omitempty"` // the part of the rate that it has, 0 to 1
 }
 
 // ExplainRequest asks whether a request would be admitted now.
