@@ -20,3 +20,7 @@ func (l *Limit) Durable() bool {
 	}
 	return false
 }
+
+// Newest is the newest clock reading that s has seen, as Take counts it: whoever saves s with
+// AppendState at it and restores it there has the same state again.
+func (s *State) Newest() int64 { return s.last }

@@ -17,8 +17,9 @@ import (
 	"headgate/cluster/ledger/ledgerpb"
 )
 
-// snapshotVersion is the newest form of a snapshot that ReadState reads, and what Write writes.
-const snapshotVersion = 1
+// snapshotVersion is the newest form of a snapshot that ReadState reads. Write writes the oldest that can hold it: 1
+// has no durable buckets.
+const snapshotVersion = 2
 
 // maxRecord bounds a record of a snapshot, in bytes: none is larger than a policy.
 const maxRecord = MaxCommand + 1<<20
@@ -26,17 +27,18 @@ const maxRecord = MaxCommand + 1<<20
 // Capture is a state at one moment. What is applied later does not show in it, and it may be
 // written by any goroutine.
 type Capture struct {
-	facts  *Facts
-	nano   int64
-	shards []*keyShard
-	audit  []*AuditEntry
-	done   []done
+	facts    *Facts
+	nano     int64
+	shards   []*keyShard
+	audit    []*AuditEntry
+	done     []done
+	durables []*durable
 }
 
 // Capture takes the state as it is, in a time that does not depend on how many keys there
-// are (16384 shards). It is for the goroutine that applies.
+// are (16384 shards), and that takes a few milliseconds for MaxDurable buckets. It is for the goroutine that applies.
 func (s *State) Capture() *Capture {
-	return &Capture{facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last()}
+	return &Capture{facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last(), durables: s.durables.all()}
 }
 
 // Facts are those of the moment.
@@ -46,9 +48,12 @@ func (c *Capture) Facts() *Facts { return c.facts }
 // a varint. States that applied the same log write the same bytes.
 func (c *Capture) Write(w io.Writer) error {
 	sw := &snapshotWriter{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
-	f := c.facts
+	f, version := c.facts, uint32(1)
+	if len(c.durables) > 0 {
+		version = snapshotVersion
+	}
 	sw.message(&ledgerpb.Header{
-		Version: snapshotVersion, Index: f.Index, Changed: f.Changed, UnixNano: c.nano, ClusterId: f.ClusterID, StateHash: f.Hash[:],
+		Version: version, Index: f.Index, Changed: f.Changed, UnixNano: c.nano, ClusterId: f.ClusterID, StateHash: f.Hash[:],
 	})
 	for _, p := range f.History {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Policy{Policy: &ledgerpb.PolicyRevision{
@@ -73,6 +78,9 @@ func (c *Capture) Write(w io.Writer) error {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Token{Token: &ledgerpb.Token{
 			Name: t.Name, Hash: t.Hash[:], Role: ledgerpb.Role(t.Role), CreatedUnixNano: nanoOrZero(t.Created), ExpiresUnixNano: nanoOrZero(t.Expires),
 		}}})
+	}
+	for _, b := range c.durables {
+		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Durable{Durable: b.message()}})
 	}
 	for _, e := range c.audit {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Audit{Audit: &ledgerpb.AuditEntry{
@@ -314,6 +322,8 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 		sr.audit = append(sr.audit, &AuditEntry{e.GetIndex(), timeOrZero(e.GetUnixNano()), e.GetActor(), e.GetAction(), e.GetObject(), e.GetBefore(), e.GetAfter()})
 	case *ledgerpb.Record_Done:
 		return sr.takeDone(b.Done)
+	case *ledgerpb.Record_Durable:
+		return sr.takeDurable(b.Durable)
 	default:
 		return sr.damaged("is of a kind that this version does not know")
 	}
@@ -333,6 +343,22 @@ func (sr *snapshotReader) takeDone(m *ledgerpb.Done) error {
 		d.refusal = &Refusal{code, m.GetResult().GetMessage()}
 	}
 	sr.state.done.add(d)
+	sr.record++
+	return nil
+}
+
+func (sr *snapshotReader) takeDurable(m *ledgerpb.DurableBucket) error {
+	b, err := durableOf(m)
+	if err != nil {
+		return sr.damaged("is no bucket of a durable limit: %v", err)
+	}
+	s := sr.state
+	if _, ok := s.durables.find(b.key); ok || !s.durables.room(&b.key) {
+		return sr.damaged("is a bucket twice, or one too many")
+	}
+	b.sum = s.enc.durable(b)
+	s.hash.add(b.sum)
+	s.durables.add(b)
 	sr.record++
 	return nil
 }
@@ -365,6 +391,7 @@ func (sr *snapshotReader) finish(msg []byte) (*State, error) {
 	s.audit.replace(sr.audit)
 	s.work.Kills, s.work.Rungs, s.work.Tokens = Kills{sr.kills}, Rungs{sr.rungs}, sr.tokens
 	s.work.Index, s.work.Changed, s.nano = sr.head.GetIndex(), sr.head.GetChanged(), sr.head.GetUnixNano()
+	s.shown = s.work.Changed
 	if id := sr.head.GetClusterId(); len(id) > 0 {
 		s.work.ClusterID = id
 	}

@@ -25,7 +25,8 @@ type Facts struct {
 	View      *View // nil: none yet
 	Tokens    Tokens
 	KeyCount  int
-	// Hash is over the policy and its history, keys, kill switches, rungs and tokens: equal on
+	Durables  int // buckets of durable limits
+	// Hash is over the policy and its history, keys, kill switches, rungs, tokens and durable buckets: equal on
 	// replicas of equal content. See multisetHash for what it is good for.
 	Hash [32]byte
 }

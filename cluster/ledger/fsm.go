@@ -24,7 +24,7 @@ type fsm struct {
 
 	mu       sync.Mutex // between an Apply, and a Capture from elsewhere
 	state    *State
-	told     uint64 // Facts.Changed when changed was called last
+	told     uint64 // State.shown when changed was called last
 	failed   error
 	awaiting chan struct{} // closed when applied grows; nil: nobody waits
 
@@ -103,12 +103,11 @@ func (f *fsm) apply(entry *raft.Log) (result *ledgerpb.Result, err error) {
 
 // toTell adds the facts to those to tell if they changed since. Callers hold mu.
 func (f *fsm) toTell(tell []*Facts) []*Facts {
-	facts := f.state.Facts()
-	if facts.Changed == f.told {
+	if f.state.shown == f.told {
 		return tell
 	}
-	f.told = facts.Changed
-	return append(tell, facts)
+	f.told = f.state.shown
+	return append(tell, f.state.Facts())
 }
 
 // wake lets those in wait look again. Callers hold mu.
@@ -168,7 +167,7 @@ func (f *fsm) Restore(from io.ReadCloser) error {
 	f.mu.Lock()
 	f.state.Replace(restored)
 	facts := f.state.Facts()
-	f.told = facts.Changed
+	f.told = f.state.shown
 	f.applied.Store(facts.Index)
 	f.wake()
 	f.mu.Unlock()

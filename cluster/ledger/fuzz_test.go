@@ -38,7 +38,7 @@ func FuzzApply(f *testing.F) {
 				return
 			}
 			switch r.GetCode() {
-			case "", codeConflict, codeNotFound, codeExists, codeInvalid:
+			case "", codeConflict, codeNotFound, codeExists, codeInvalid, codeStale, codeFull:
 			default:
 				t.Fatalf("the code is %q", r.GetCode())
 			}

@@ -41,6 +41,8 @@ const (
 	checkTries = 5
 	// stalledAfter is how long a write to the log may take before its disk counts as hung.
 	stalledAfter = 2 * time.Second
+	// maxWallOff is how far a leader's wall clock may be off for it to grant blocks.
+	maxWallOff = time.Minute
 	// transferWithin bounds the handing over of leadership before a close.
 	transferWithin = 2 * time.Second
 )
@@ -57,6 +59,8 @@ var (
 	ErrBusy = errors.New("too many changes are waiting on this node: try again later")
 	// ErrTooLarge refuses a command above MaxCommand; nothing was done.
 	ErrTooLarge = errors.New("the change is too large")
+	// ErrWallOff says that the leader grants no blocks of durable limits; nothing was done.
+	ErrWallOff = errors.New("the leader's wall clock is more than a minute off the median of the voters': set it right")
 	// ErrStopped says that the ledger was closed, or its replica failed (see Failed).
 	ErrStopped = errors.New("the ledger of this node has stopped")
 
@@ -106,7 +110,10 @@ type Config struct {
 	Servers func() []Server
 	// Stats asks another server how far its log reaches. Needed with Servers.
 	Stats func(context.Context, Server) (lastIndex, lastTerm uint64, lastContact time.Duration, err error)
-	// Changed is told of facts that changed, in the goroutine that applies entries: it must
+	// WallOff is how far this node's wall clock is ahead of the median of the voters'. A leader that is
+	// more than a minute off grants no blocks, and none before it knows; nil: it is right.
+	WallOff func() (ahead time.Duration, known bool)
+	// Changed is told of facts that changed, blocks of durable limits apart, in the goroutine that applies entries: it must
 	// neither block nor call back. It is called before Open returns where a snapshot is
 	// restored. nil: nobody is told.
 	Changed    func(*Facts)
@@ -491,6 +498,9 @@ func (l *Ledger) Propose(ctx context.Context, command *ledgerpb.Command) (*ledge
 	if err != nil {
 		return nil, err
 	}
+	if ofBlocks(command) {
+		return result, nil // who asks for blocks reads none of it here
+	}
 	seen, cancel := context.WithTimeout(ctx, seenWithin)
 	defer cancel()
 	_ = l.fsm.wait(seen, result.GetIndex()) // committed all the same
@@ -578,6 +588,14 @@ func encode(command *ledgerpb.Command) ([]byte, error) {
 func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attempt {
 	if v := command.GetVersion(); v > StateVersion || command.GetBody() == nil {
 		return attempt{err: fmt.Errorf("a change of version %d, of %d known to the leader %s: %w", v, StateVersion, l.config.ServerID, ErrUnknownCommand)}
+	}
+	if ofBlocks(command) && l.config.WallOff != nil {
+		switch ahead, known := l.config.WallOff(); {
+		case !known:
+			return attempt{}
+		case ahead.Abs() > maxWallOff:
+			return attempt{err: fmt.Errorf("%w: %v ahead", ErrWallOff, ahead)}
+		}
 	}
 	command.UnixNano = time.Now().UnixNano()
 	data, err := encode(command)

@@ -15,7 +15,9 @@ import (
 // StateVersion is the newest version of the state machine that this program can apply. What
 // a command does, the bounds below and the forms of the state hash belong to it: another
 // behaviour is another version.
-const StateVersion = 1
+//
+// 2 knows the blocks of durable limits; the arithmetic of package limiter that they use belongs to it.
+const StateVersion = 2
 
 // Bounds of what the state holds.
 const (
@@ -55,11 +57,13 @@ const (
 	codeNotFound = "not_found"
 	codeExists   = "exists"
 	codeInvalid  = "invalid"
+	codeStale    = "stale"
+	codeFull     = "full"
 )
 
 // Refusal is why a command was not done: a result's code and message as an error.
 type Refusal struct {
-	Code    string // conflict | not_found | exists | invalid
+	Code    string // conflict | not_found | exists | invalid | stale | full
 	Message string // for people
 }
 
@@ -82,9 +86,10 @@ func RefusalOf(r *ledgerpb.Result) error {
 //
 // Apply, Capture, Replace and Adopt are for one goroutine. Facts, Keys and Audit are for any.
 type State struct {
-	facts atomic.Pointer[Facts]
-	keys  *Keys
-	audit auditTrail
+	facts    atomic.Pointer[Facts]
+	keys     *Keys
+	audit    auditTrail
+	durables *durables
 
 	work Facts // what is published next
 	nano int64 // work.Time
@@ -92,14 +97,19 @@ type State struct {
 	done doneRing
 	enc  canon
 
+	// shown is the index of the last command that changed more than blocks.
+	shown uint64
+
 	// Of the command that is being applied.
 	index uint64
 	actor string
+	stamp int64 // the proposer's clock
+	block *ledgerpb.BlockResult
 }
 
 // NewState is a state that no command was applied to.
 func NewState() *State {
-	s := &State{keys: newKeys()}
+	s := &State{keys: newKeys(), durables: newDurables()}
 	s.publish()
 	return s
 }
@@ -126,6 +136,7 @@ func (s *State) Audit(limit int, filter AuditFilter) []AuditEntry {
 
 func (s *State) publish() {
 	s.work.Time, s.work.KeyCount, s.work.Hash = timeOrZero(s.nano), s.keys.Len(), s.hash.sum()
+	s.work.Durables = len(s.durables.at)
 	f := s.work
 	s.facts.Store(&f)
 }
@@ -135,7 +146,8 @@ func (s *State) publish() {
 func (s *State) Replace(o *State) {
 	s.keys.table.Store(o.keys.table.Load())
 	s.audit.replace(o.audit.entries())
-	s.work, s.nano, s.hash, s.done = o.work, o.nano, o.hash, o.done
+	s.work, s.nano, s.hash, s.done, s.shown = o.work, o.nano, o.hash, o.done, o.shown
+	s.durables = o.durables
 	s.publish()
 }
 
@@ -173,6 +185,7 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 		return known.result(), nil
 	}
 	s.index, s.actor, s.nano = index, cut(c.GetActor(), maxLabel), max(s.nano, c.GetUnixNano())
+	s.stamp, s.block = c.GetUnixNano(), nil
 	changed, err := false, error(nil)
 	if len(id) != 0 && len(id) != len(done{}.id) {
 		err = refuse(codeInvalid, "a command's id has %d bytes, not %d", len(id), len(done{}.id))
@@ -181,6 +194,9 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 	}
 	if changed {
 		s.work.Changed = index
+		if !ofBlocks(c) {
+			s.shown = index
+		}
 	}
 	d := done{index: index, revision: s.work.Revision()}
 	if err != nil {
@@ -191,7 +207,18 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 		s.done.add(d)
 	}
 	s.publish()
-	return d.result(), nil
+	r := d.result()
+	r.Block = s.block
+	return r, nil
+}
+
+// ofBlocks says of a command that it is about blocks: it comes all the time, and shows in no Facts.
+func ofBlocks(c *ledgerpb.Command) bool {
+	switch c.GetBody().(type) {
+	case *ledgerpb.Command_ReserveBlock, *ledgerpb.Command_SettleBlock:
+		return true
+	}
+	return false
 }
 
 // remembered says whether a command's id must be: not of those that may be applied again
@@ -201,10 +228,11 @@ func remembered(c *ledgerpb.Command) bool {
 	case *ledgerpb.Command_TouchKeys, *ledgerpb.Command_SetView, *ledgerpb.Command_Check:
 		return false
 	}
-	return true
+	return !ofBlocks(c) // which have numbers of their own
 }
 
-// apply says whether something was changed. Its error is a *Refusal, and then nothing was.
+// apply says whether something was changed. Its error is a *Refusal, and then nothing was but that
+// buckets may be forgotten.
 func (s *State) apply(c *ledgerpb.Command) (changed bool, err error) {
 	switch b := c.GetBody().(type) {
 	case *ledgerpb.Command_Found:
@@ -229,6 +257,10 @@ func (s *State) apply(c *ledgerpb.Command) (changed bool, err error) {
 		return s.revokeToken(b.RevokeToken)
 	case *ledgerpb.Command_Note:
 		return s.note(b.Note)
+	case *ledgerpb.Command_ReserveBlock:
+		return s.reserveBlock(b.ReserveBlock)
+	case *ledgerpb.Command_SettleBlock:
+		return s.settleBlock(b.SettleBlock)
 	case *ledgerpb.Command_Check:
 		if len(b.Check.GetHash()) != 32 {
 			return false, refuse(codeInvalid, "a hash has 32 bytes, not %d", len(b.Check.GetHash()))

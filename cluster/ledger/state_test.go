@@ -264,9 +264,9 @@ func TestUnknownCommandsStop(t *testing.T) {
 	for name, c := range map[string]*ledgerpb.Command{
 		"a later version": {Version: StateVersion + 1, Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{Action: "a"}}},
 		"no body":         {Version: 1},
-		"a later body": func() *ledgerpb.Command { // field 22
+		"a later body": func() *ledgerpb.Command { // field 24
 			var c ledgerpb.Command
-			must(t, proto.Unmarshal([]byte{8, 1, 0xb2, 1, 0}, &c))
+			must(t, proto.Unmarshal([]byte{8, 1, 0xc2, 1, 0}, &c))
 			return &c
 		}(),
 	} {

@@ -157,6 +157,8 @@ type Command struct {
 	//	*Command_RevokeToken
 	//	*Command_Note
 	//	*Command_Check
+	//	*Command_ReserveBlock
+	//	*Command_SettleBlock
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -335,6 +337,24 @@ func (x *Command) GetCheck() *Check {
 	return nil
 }
 
+func (x *Command) GetReserveBlock() *ReserveBlock {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReserveBlock); ok {
+			return x.ReserveBlock
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSettleBlock() *SettleBlock {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SettleBlock); ok {
+			return x.SettleBlock
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -387,6 +407,14 @@ type Command_Check struct {
 	Check *Check `protobuf:"bytes,21,opt,name=check,proto3,oneof"`
 }
 
+type Command_ReserveBlock struct {
+	ReserveBlock *ReserveBlock `protobuf:"bytes,22,opt,name=reserve_block,json=reserveBlock,proto3,oneof"` // from version 2 on
+}
+
+type Command_SettleBlock struct {
+	SettleBlock *SettleBlock `protobuf:"bytes,23,opt,name=settle_block,json=settleBlock,proto3,oneof"` // from version 2 on
+}
+
 func (*Command_Found) isCommand_Body() {}
 
 func (*Command_SetPolicy) isCommand_Body() {}
@@ -410,6 +438,10 @@ func (*Command_RevokeToken) isCommand_Body() {}
 func (*Command_Note) isCommand_Body() {}
 
 func (*Command_Check) isCommand_Body() {}
+
+func (*Command_ReserveBlock) isCommand_Body() {}
+
+func (*Command_SettleBlock) isCommand_Body() {}
 
 // Found names a new cluster, once.
 type Found struct {
@@ -1325,6 +1357,395 @@ func (x *RevokeToken) GetName() string {
 	return ""
 }
 
+// Limit is a rule as the limiter takes it.
+type Limit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Algorithm     uint32                 `protobuf:"varint,1,opt,name=algorithm,proto3" json:"algorithm,omitempty"`
+	Count         int64                  `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`              // units each period
+	PerNs         int64                  `protobuf:"varint,3,opt,name=per_ns,json=perNs,proto3" json:"per_ns,omitempty"` // the period
+	Burst         int64                  `protobuf:"varint,4,opt,name=burst,proto3" json:"burst,omitempty"`
+	Revision      uint64                 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"` // where two meet in one bucket the higher one binds
+	Parts         int32                  `protobuf:"varint,6,opt,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Limit) GetAlgorithm() uint32 {
+	if x != nil {
+		return x.Algorithm
+	}
+	return 0
+}
+
+func (x *Limit) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Limit) GetPerNs() int64 {
+	if x != nil {
+		return x.PerNs
+	}
+	return 0
+}
+
+func (x *Limit) GetBurst() int64 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *Limit) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Limit) GetParts() int32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+// ReserveBlock takes a block out of a durable limit's bucket, for the owner of the bucket in an epoch.
+// A higher epoch ends the blocks of other owners as spent. A repeated n answers as it did.
+type ReserveBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Limit         string                 `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"` // the bucket's name
+	Subject       []byte                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Spec          *Limit                 `protobuf:"bytes,4,opt,name=spec,proto3" json:"spec,omitempty"`
+	Owner         uint64                 `protobuf:"varint,5,opt,name=owner,proto3" json:"owner,omitempty"` // an incarnation
+	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	N             uint64                 `protobuf:"varint,7,opt,name=n,proto3" json:"n,omitempty"` // rises with each command of this owner for this bucket
+	Want          int64                  `protobuf:"varint,8,opt,name=want,proto3" json:"want,omitempty"`
+	Least         int64                  `protobuf:"varint,9,opt,name=least,proto3" json:"least,omitempty"`      // nothing is granted where less is left
+	Holding       int64                  `protobuf:"varint,10,opt,name=holding,proto3" json:"holding,omitempty"` // what of earlier blocks can still be spent; negative: a debt, charged here
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveBlock) Reset() {
+	*x = ReserveBlock{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveBlock) ProtoMessage() {}
+
+func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
+func (*ReserveBlock) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ReserveBlock) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ReserveBlock) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *ReserveBlock) GetSubject() []byte {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *ReserveBlock) GetSpec() *Limit {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *ReserveBlock) GetOwner() uint64 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *ReserveBlock) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReserveBlock) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *ReserveBlock) GetWant() int64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+func (x *ReserveBlock) GetLeast() int64 {
+	if x != nil {
+		return x.Least
+	}
+	return 0
+}
+
+func (x *ReserveBlock) GetHolding() int64 {
+	if x != nil {
+		return x.Holding
+	}
+	return 0
+}
+
+// SettleBlock says what is left of a block, and gives back some of what is not.
+type SettleBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Limit         string                 `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Subject       []byte                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Owner         uint64                 `protobuf:"varint,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	N             uint64                 `protobuf:"varint,6,opt,name=n,proto3" json:"n,omitempty"` // of one sequence with ReserveBlock's
+	Holding       int64                  `protobuf:"varint,7,opt,name=holding,proto3" json:"holding,omitempty"`
+	Returned      int64                  `protobuf:"varint,8,opt,name=returned,proto3" json:"returned,omitempty"` // neither spent nor held any more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleBlock) Reset() {
+	*x = SettleBlock{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleBlock) ProtoMessage() {}
+
+func (x *SettleBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleBlock.ProtoReflect.Descriptor instead.
+func (*SettleBlock) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SettleBlock) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SettleBlock) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *SettleBlock) GetSubject() []byte {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *SettleBlock) GetOwner() uint64 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *SettleBlock) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SettleBlock) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *SettleBlock) GetHolding() int64 {
+	if x != nil {
+		return x.Holding
+	}
+	return 0
+}
+
+func (x *SettleBlock) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+// BlockResult is what ReserveBlock and SettleBlock gave, and of one refused as stale what is in force.
+type BlockResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	N             uint64                 `protobuf:"varint,1,opt,name=n,proto3" json:"n,omitempty"`
+	Granted       int64                  `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"`
+	RetryAfterNs  int64                  `protobuf:"varint,3,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"` // where nothing was granted: until `least` would be
+	Level         int64                  `protobuf:"varint,4,opt,name=level,proto3" json:"level,omitempty"`                                     // left, rounded down; negative is debt
+	Window        int64                  `protobuf:"varint,5,opt,name=window,proto3" json:"window,omitempty"`                                   // of a fixed window: its index, by the ledger's time
+	Epoch         uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`                                     // of a stale one only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockResult) Reset() {
+	*x = BlockResult{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockResult) ProtoMessage() {}
+
+func (x *BlockResult) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockResult.ProtoReflect.Descriptor instead.
+func (*BlockResult) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *BlockResult) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *BlockResult) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *BlockResult) GetRetryAfterNs() int64 {
+	if x != nil {
+		return x.RetryAfterNs
+	}
+	return 0
+}
+
+func (x *BlockResult) GetLevel() int64 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *BlockResult) GetWindow() int64 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *BlockResult) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 // Note writes into the audit log what was done without it, such as a node's override.
 type Note struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1338,7 +1759,7 @@ type Note struct {
 
 func (x *Note) Reset() {
 	*x = Note{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[15]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1771,7 @@ func (x *Note) String() string {
 func (*Note) ProtoMessage() {}
 
 func (x *Note) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[15]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1784,7 @@ func (x *Note) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Note.ProtoReflect.Descriptor instead.
 func (*Note) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{15}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Note) GetNode() string {
@@ -1406,7 +1827,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[16]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1839,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[16]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1852,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{16}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Check) GetIndex() uint64 {
@@ -1463,7 +1884,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[17]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1475,7 +1896,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[17]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1488,7 +1909,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{17}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AuditEntry) GetIndex() uint64 {
@@ -1554,7 +1975,7 @@ type PolicyRevision struct {
 
 func (x *PolicyRevision) Reset() {
 	*x = PolicyRevision{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[18]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1987,7 @@ func (x *PolicyRevision) String() string {
 func (*PolicyRevision) ProtoMessage() {}
 
 func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[18]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +2000,7 @@ func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRevision.ProtoReflect.Descriptor instead.
 func (*PolicyRevision) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{18}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PolicyRevision) GetRevision() uint64 {
@@ -1637,7 +2058,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1649,7 +2070,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1662,7 +2083,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{19}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Kill) GetKind() KillKind {
@@ -1713,7 +2134,7 @@ type Rung struct {
 
 func (x *Rung) Reset() {
 	*x = Rung{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +2146,7 @@ func (x *Rung) String() string {
 func (*Rung) ProtoMessage() {}
 
 func (x *Rung) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +2159,7 @@ func (x *Rung) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rung.ProtoReflect.Descriptor instead.
 func (*Rung) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{20}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Rung) GetRung() string {
@@ -1776,6 +2197,176 @@ func (x *Rung) GetUnixNano() int64 {
 	return 0
 }
 
+// DurableBucket is a bucket of a durable limit.
+type DurableBucket struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Limit         string                 `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Subject       []byte                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Spec          *Limit                 `protobuf:"bytes,4,opt,name=spec,proto3" json:"spec,omitempty"`
+	UnixNano      int64                  `protobuf:"varint,5,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // the newest time seen
+	State         []byte                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                        // limiter.AppendState at it
+	Epoch         uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`                       // the highest seen
+	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"`                      // by owner
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DurableBucket) Reset() {
+	*x = DurableBucket{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DurableBucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DurableBucket) ProtoMessage() {}
+
+func (x *DurableBucket) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DurableBucket.ProtoReflect.Descriptor instead.
+func (*DurableBucket) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DurableBucket) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *DurableBucket) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *DurableBucket) GetSubject() []byte {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *DurableBucket) GetSpec() *Limit {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *DurableBucket) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
+}
+
+func (x *DurableBucket) GetState() []byte {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *DurableBucket) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *DurableBucket) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+// Block is what an owner may still spend, as far as the ledger knows.
+type Block struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         uint64                 `protobuf:"varint,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Outstanding   int64                  `protobuf:"varint,3,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	Result        *BlockResult           `protobuf:"bytes,4,opt,name=result,proto3" json:"result,omitempty"` // of its last command
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Block) Reset() {
+	*x = Block{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Block) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Block) ProtoMessage() {}
+
+func (x *Block) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Block.ProtoReflect.Descriptor instead.
+func (*Block) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Block) GetOwner() uint64 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *Block) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Block) GetOutstanding() int64 {
+	if x != nil {
+		return x.Outstanding
+	}
+	return 0
+}
+
+func (x *Block) GetResult() *BlockResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
 // Done remembers a command's id and how it ended.
 type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1787,7 +2378,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +2390,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +2403,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{21}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Done) GetId() []byte {
@@ -1832,17 +2423,18 @@ func (x *Done) GetResult() *Result {
 // Result is what applying a command gave. Empty code: it was done.
 type Result struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`          // conflict | not_found | exists | invalid
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`          // conflict | not_found | exists | invalid | stale | full
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`    // for people
 	Revision      uint64                 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"` // of the policy, after
 	Index         uint64                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`       // of the log entry
+	Block         *BlockResult           `protobuf:"bytes,5,opt,name=block,proto3" json:"block,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2446,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2459,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{22}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Result) GetCode() string {
@@ -1898,6 +2490,13 @@ func (x *Result) GetIndex() uint64 {
 	return 0
 }
 
+func (x *Result) GetBlock() *BlockResult {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
 // Header begins a snapshot; Records follow it, each with its length before it, in one order
 // that depends on the content only; Trailer ends it.
 type Header struct {
@@ -1914,7 +2513,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2525,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2538,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{23}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Header) GetVersion() uint32 {
@@ -1996,6 +2595,7 @@ type Record struct {
 	//	*Record_Token
 	//	*Record_Audit
 	//	*Record_Done
+	//	*Record_Durable
 	//	*Record_Trailer
 	Body          isRecord_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -2004,7 +2604,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2616,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2629,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{24}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Record) GetBody() isRecord_Body {
@@ -2111,6 +2711,15 @@ func (x *Record) GetDone() *Done {
 	return nil
 }
 
+func (x *Record) GetDurable() *DurableBucket {
+	if x != nil {
+		if x, ok := x.Body.(*Record_Durable); ok {
+			return x.Durable
+		}
+	}
+	return nil
+}
+
 func (x *Record) GetTrailer() *Trailer {
 	if x != nil {
 		if x, ok := x.Body.(*Record_Trailer); ok {
@@ -2156,6 +2765,10 @@ type Record_Done struct {
 	Done *Done `protobuf:"bytes,8,opt,name=done,proto3,oneof"`
 }
 
+type Record_Durable struct {
+	Durable *DurableBucket `protobuf:"bytes,9,opt,name=durable,proto3,oneof"` // from version 2 on
+}
+
 type Record_Trailer struct {
 	Trailer *Trailer `protobuf:"bytes,15,opt,name=trailer,proto3,oneof"`
 }
@@ -2176,6 +2789,8 @@ func (*Record_Audit) isRecord_Body() {}
 
 func (*Record_Done) isRecord_Body() {}
 
+func (*Record_Durable) isRecord_Body() {}
+
 func (*Record_Trailer) isRecord_Body() {}
 
 type Trailer struct {
@@ -2188,7 +2803,7 @@ type Trailer struct {
 
 func (x *Trailer) Reset() {
 	*x = Trailer{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2815,7 @@ func (x *Trailer) String() string {
 func (*Trailer) ProtoMessage() {}
 
 func (x *Trailer) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2828,7 @@ func (x *Trailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trailer.ProtoReflect.Descriptor instead.
 func (*Trailer) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{25}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Trailer) GetRecords() uint64 {
@@ -2234,7 +2849,7 @@ var File_cluster_ledger_ledgerpb_ledger_proto protoreflect.FileDescriptor
 
 const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\n" +
-	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\xc1\x06\n" +
+	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\xd0\a\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x1b\n" +
@@ -2256,7 +2871,9 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\fcreate_token\x18\x12 \x01(\v2\x1f.headgate.ledger.v1.CreateTokenH\x00R\vcreateToken\x12D\n" +
 	"\frevoke_token\x18\x13 \x01(\v2\x1f.headgate.ledger.v1.RevokeTokenH\x00R\vrevokeToken\x12.\n" +
 	"\x04note\x18\x14 \x01(\v2\x18.headgate.ledger.v1.NoteH\x00R\x04note\x121\n" +
-	"\x05check\x18\x15 \x01(\v2\x19.headgate.ledger.v1.CheckH\x00R\x05checkB\x06\n" +
+	"\x05check\x18\x15 \x01(\v2\x19.headgate.ledger.v1.CheckH\x00R\x05check\x12G\n" +
+	"\rreserve_block\x18\x16 \x01(\v2 .headgate.ledger.v1.ReserveBlockH\x00R\freserveBlock\x12D\n" +
+	"\fsettle_block\x18\x17 \x01(\v2\x1f.headgate.ledger.v1.SettleBlockH\x00R\vsettleBlockB\x06\n" +
 	"\x04body\"&\n" +
 	"\x05Found\x12\x1d\n" +
 	"\n" +
@@ -2328,7 +2945,42 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\vCreateToken\x12/\n" +
 	"\x05token\x18\x01 \x01(\v2\x19.headgate.ledger.v1.TokenR\x05token\"!\n" +
 	"\vRevokeToken\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"g\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x9a\x01\n" +
+	"\x05Limit\x12\x1c\n" +
+	"\talgorithm\x18\x01 \x01(\rR\talgorithm\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\x12\x15\n" +
+	"\x06per_ns\x18\x03 \x01(\x03R\x05perNs\x12\x14\n" +
+	"\x05burst\x18\x04 \x01(\x03R\x05burst\x12\x1a\n" +
+	"\brevision\x18\x05 \x01(\x04R\brevision\x12\x14\n" +
+	"\x05parts\x18\x06 \x01(\x05R\x05parts\"\x83\x02\n" +
+	"\fReserveBlock\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\tR\x05limit\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\fR\asubject\x12-\n" +
+	"\x04spec\x18\x04 \x01(\v2\x19.headgate.ledger.v1.LimitR\x04spec\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\x04R\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\f\n" +
+	"\x01n\x18\a \x01(\x04R\x01n\x12\x12\n" +
+	"\x04want\x18\b \x01(\x03R\x04want\x12\x14\n" +
+	"\x05least\x18\t \x01(\x03R\x05least\x12\x18\n" +
+	"\aholding\x18\n" +
+	" \x01(\x03R\aholding\"\xc5\x01\n" +
+	"\vSettleBlock\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\tR\x05limit\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\fR\asubject\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\x04R\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\f\n" +
+	"\x01n\x18\x06 \x01(\x04R\x01n\x12\x18\n" +
+	"\aholding\x18\a \x01(\x03R\aholding\x12\x1a\n" +
+	"\breturned\x18\b \x01(\x03R\breturned\"\x9f\x01\n" +
+	"\vBlockResult\x12\f\n" +
+	"\x01n\x18\x01 \x01(\x04R\x01n\x12\x18\n" +
+	"\agranted\x18\x02 \x01(\x03R\agranted\x12$\n" +
+	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\x12\x14\n" +
+	"\x05level\x18\x04 \x01(\x03R\x05level\x12\x16\n" +
+	"\x06window\x18\x05 \x01(\x03R\x06window\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\"g\n" +
 	"\x04Note\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tunix_nano\x18\x02 \x01(\x03R\bunixNano\x12\x16\n" +
@@ -2364,15 +3016,30 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x11expires_unix_nano\x18\x02 \x01(\x03R\x0fexpiresUnixNano\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05actor\x18\x04 \x01(\tR\x05actor\x12\x1b\n" +
-	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\"J\n" +
+	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\"\x82\x02\n" +
+	"\rDurableBucket\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\tR\x05limit\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\fR\asubject\x12-\n" +
+	"\x04spec\x18\x04 \x01(\v2\x19.headgate.ledger.v1.LimitR\x04spec\x12\x1b\n" +
+	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\fR\x05state\x12\x14\n" +
+	"\x05epoch\x18\a \x01(\x04R\x05epoch\x121\n" +
+	"\x06blocks\x18\b \x03(\v2\x19.headgate.ledger.v1.BlockR\x06blocks\"\x8e\x01\n" +
+	"\x05Block\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\x04R\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12 \n" +
+	"\voutstanding\x18\x03 \x01(\x03R\voutstanding\x127\n" +
+	"\x06result\x18\x04 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x06result\"J\n" +
 	"\x04Done\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x122\n" +
-	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"h\n" +
+	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"\x9f\x01\n" +
 	"\x06Result\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\x04R\x05index\"\xad\x01\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\x125\n" +
+	"\x05block\x18\x05 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x05block\"\xad\x01\n" +
 	"\x06Header\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1b\n" +
@@ -2381,7 +3048,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\fR\tclusterId\x12\x1d\n" +
 	"\n" +
 	"state_hash\x18\x05 \x01(\fR\tstateHash\x12\x18\n" +
-	"\achanged\x18\x06 \x01(\x04R\achanged\"\xdf\x03\n" +
+	"\achanged\x18\x06 \x01(\x04R\achanged\"\x9e\x04\n" +
 	"\x06Record\x12<\n" +
 	"\x06policy\x18\x01 \x01(\v2\".headgate.ledger.v1.PolicyRevisionH\x00R\x06policy\x12+\n" +
 	"\x03key\x18\x02 \x01(\v2\x17.headgate.ledger.v1.KeyH\x00R\x03key\x12.\n" +
@@ -2390,7 +3057,8 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x04view\x18\x05 \x01(\v2\x18.headgate.ledger.v1.ViewH\x00R\x04view\x121\n" +
 	"\x05token\x18\x06 \x01(\v2\x19.headgate.ledger.v1.TokenH\x00R\x05token\x126\n" +
 	"\x05audit\x18\a \x01(\v2\x1e.headgate.ledger.v1.AuditEntryH\x00R\x05audit\x12.\n" +
-	"\x04done\x18\b \x01(\v2\x18.headgate.ledger.v1.DoneH\x00R\x04done\x127\n" +
+	"\x04done\x18\b \x01(\v2\x18.headgate.ledger.v1.DoneH\x00R\x04done\x12=\n" +
+	"\adurable\x18\t \x01(\v2!.headgate.ledger.v1.DurableBucketH\x00R\adurable\x127\n" +
 	"\atrailer\x18\x0f \x01(\v2\x1b.headgate.ledger.v1.TrailerH\x00R\atrailerB\x06\n" +
 	"\x04body\";\n" +
 	"\aTrailer\x12\x18\n" +
@@ -2422,7 +3090,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP() []byte {
 }
 
 var file_cluster_ledger_ledgerpb_ledger_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_cluster_ledger_ledgerpb_ledger_proto_goTypes = []any{
 	(KillKind)(0),          // 0: headgate.ledger.v1.KillKind
 	(Role)(0),              // 1: headgate.ledger.v1.Role
@@ -2441,17 +3109,23 @@ var file_cluster_ledger_ledgerpb_ledger_proto_goTypes = []any{
 	(*Token)(nil),          // 14: headgate.ledger.v1.Token
 	(*CreateToken)(nil),    // 15: headgate.ledger.v1.CreateToken
 	(*RevokeToken)(nil),    // 16: headgate.ledger.v1.RevokeToken
-	(*Note)(nil),           // 17: headgate.ledger.v1.Note
-	(*Check)(nil),          // 18: headgate.ledger.v1.Check
-	(*AuditEntry)(nil),     // 19: headgate.ledger.v1.AuditEntry
-	(*PolicyRevision)(nil), // 20: headgate.ledger.v1.PolicyRevision
-	(*Kill)(nil),           // 21: headgate.ledger.v1.Kill
-	(*Rung)(nil),           // 22: headgate.ledger.v1.Rung
-	(*Done)(nil),           // 23: headgate.ledger.v1.Done
-	(*Result)(nil),         // 24: headgate.ledger.v1.Result
-	(*Header)(nil),         // 25: headgate.ledger.v1.Header
-	(*Record)(nil),         // 26: headgate.ledger.v1.Record
-	(*Trailer)(nil),        // 27: headgate.ledger.v1.Trailer
+	(*Limit)(nil),          // 17: headgate.ledger.v1.Limit
+	(*ReserveBlock)(nil),   // 18: headgate.ledger.v1.ReserveBlock
+	(*SettleBlock)(nil),    // 19: headgate.ledger.v1.SettleBlock
+	(*BlockResult)(nil),    // 20: headgate.ledger.v1.BlockResult
+	(*Note)(nil),           // 21: headgate.ledger.v1.Note
+	(*Check)(nil),          // 22: headgate.ledger.v1.Check
+	(*AuditEntry)(nil),     // 23: headgate.ledger.v1.AuditEntry
+	(*PolicyRevision)(nil), // 24: headgate.ledger.v1.PolicyRevision
+	(*Kill)(nil),           // 25: headgate.ledger.v1.Kill
+	(*Rung)(nil),           // 26: headgate.ledger.v1.Rung
+	(*DurableBucket)(nil),  // 27: headgate.ledger.v1.DurableBucket
+	(*Block)(nil),          // 28: headgate.ledger.v1.Block
+	(*Done)(nil),           // 29: headgate.ledger.v1.Done
+	(*Result)(nil),         // 30: headgate.ledger.v1.Result
+	(*Header)(nil),         // 31: headgate.ledger.v1.Header
+	(*Record)(nil),         // 32: headgate.ledger.v1.Record
+	(*Trailer)(nil),        // 33: headgate.ledger.v1.Trailer
 }
 var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	3,  // 0: headgate.ledger.v1.Command.found:type_name -> headgate.ledger.v1.Found
@@ -2464,31 +3138,39 @@ var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	13, // 7: headgate.ledger.v1.Command.set_view:type_name -> headgate.ledger.v1.SetView
 	15, // 8: headgate.ledger.v1.Command.create_token:type_name -> headgate.ledger.v1.CreateToken
 	16, // 9: headgate.ledger.v1.Command.revoke_token:type_name -> headgate.ledger.v1.RevokeToken
-	17, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
-	18, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
-	5,  // 12: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
-	5,  // 13: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
-	0,  // 14: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
-	11, // 15: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
-	12, // 16: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
-	1,  // 17: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
-	14, // 18: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
-	0,  // 19: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
-	24, // 20: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
-	20, // 21: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
-	5,  // 22: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
-	21, // 23: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
-	22, // 24: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
-	12, // 25: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
-	14, // 26: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
-	19, // 27: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
-	23, // 28: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
-	27, // 29: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	21, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
+	22, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
+	18, // 12: headgate.ledger.v1.Command.reserve_block:type_name -> headgate.ledger.v1.ReserveBlock
+	19, // 13: headgate.ledger.v1.Command.settle_block:type_name -> headgate.ledger.v1.SettleBlock
+	5,  // 14: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
+	5,  // 15: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
+	0,  // 16: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
+	11, // 17: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
+	12, // 18: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
+	1,  // 19: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
+	14, // 20: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
+	17, // 21: headgate.ledger.v1.ReserveBlock.spec:type_name -> headgate.ledger.v1.Limit
+	0,  // 22: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
+	17, // 23: headgate.ledger.v1.DurableBucket.spec:type_name -> headgate.ledger.v1.Limit
+	28, // 24: headgate.ledger.v1.DurableBucket.blocks:type_name -> headgate.ledger.v1.Block
+	20, // 25: headgate.ledger.v1.Block.result:type_name -> headgate.ledger.v1.BlockResult
+	30, // 26: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
+	20, // 27: headgate.ledger.v1.Result.block:type_name -> headgate.ledger.v1.BlockResult
+	24, // 28: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
+	5,  // 29: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
+	25, // 30: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
+	26, // 31: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
+	12, // 32: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
+	14, // 33: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
+	23, // 34: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
+	29, // 35: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
+	27, // 36: headgate.ledger.v1.Record.durable:type_name -> headgate.ledger.v1.DurableBucket
+	33, // 37: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_cluster_ledger_ledgerpb_ledger_proto_init() }
@@ -2509,9 +3191,11 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Command_RevokeToken)(nil),
 		(*Command_Note)(nil),
 		(*Command_Check)(nil),
+		(*Command_ReserveBlock)(nil),
+		(*Command_SettleBlock)(nil),
 	}
 	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[2].OneofWrappers = []any{}
-	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24].OneofWrappers = []any{
+	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30].OneofWrappers = []any{
 		(*Record_Policy)(nil),
 		(*Record_Key)(nil),
 		(*Record_Kill)(nil),
@@ -2520,6 +3204,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Record_Token)(nil),
 		(*Record_Audit)(nil),
 		(*Record_Done)(nil),
+		(*Record_Durable)(nil),
 		(*Record_Trailer)(nil),
 	}
 	type x struct{}
@@ -2528,7 +3213,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc), len(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   26,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
