@@ -116,6 +116,10 @@ func (x *exchange) take(keep func(*Limit) bool) error {
 			x.p.met.admitted(x)
 			return nil
 		}
+		if x.r.Context().Err() != nil { // nobody waits for the refusal, and it may be for want of an answer
+			r.n = 0
+			return context.Cause(x.r.Context())
+		}
 		if i < 0 {
 			r.n = 0 // nothing was decided that headers could tell
 			return newError(http.StatusTooManyRequests, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)

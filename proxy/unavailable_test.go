@@ -322,6 +322,65 @@ func (w *watcher) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.De
 	return w.Limits.Take(ctx, cs, ds)
 }
 
+// TestNobodyIsAskedForTheGone: a client that goes away while an owner is asked ends the asking, and
+// what is decided instead is not told to it as a refusal.
+func TestNobodyIsAskedForTheGone(t *testing.T) {
+	log := newBuffer()
+	mute := &mute{asked: make(chan struct{})}
+	w := newWorld(t, setup{limits: []proxy.Limit{mode(limit(proxy.Requests, 5), proxy.Deny)}, log: log, guard: func(l proxy.Limits) proxy.Limits { mute.Limits = l; return mute }})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-mute.asked; cancel() }()
+	if res, err := w.client.Do(w.request(ctx, call{body: chat})); err == nil {
+		res.Body.Close()
+		t.Error("it was answered")
+	}
+	w.settled()
+	if n := w.metric("headgate_decisions_total"); n != 0 {
+		t.Errorf("%v decisions", n)
+	}
+	if r := log.records(t); len(r) != 1 || r[0]["outcome"] != "client_gone" {
+		t.Errorf("%v", r)
+	}
+	if w.fake.Stats().Requests != 0 {
+		t.Error("it reached the model server")
+	}
+}
+
+// mute is an owner that never answers.
+type mute struct {
+	proxy.Limits
+	asked chan struct{}
+}
+
+func (m *mute) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
+	close(m.asked)
+	<-ctx.Done()
+	for i := range cs {
+		ds[i] = limiter.Decision{By: limiter.ByDeny}
+	}
+	return 0
+}
+
+// TestOneRefusalBurnsNothing: of two limits one refuses, by its owner, by the private bucket or by
+// deny, and the other is as it was.
+func TestOneRefusalBurnsNothing(t *testing.T) {
+	var way tether
+	few, many := limit(proxy.Requests, 1), named(limit(proxy.Tokens, 1000), "many")
+	w := newWorld(t, setup{limits: []proxy.Limit{many, few}, reach: way.held})
+	for _, cut := range []bool{false, true} {
+		way.cut.Store(cut)
+		w.do(call{path: "/v1/completions", body: exact}).want(t, 200)
+		for range 3 {
+			w.do(call{path: "/v1/completions", body: exact}).refused(t, 429, "rate_limit_exceeded")
+		}
+	}
+	w.proxy.SetOverride(proxy.Deny, time.Now().Add(time.Hour))
+	w.do(call{path: "/v1/completions", body: exact}).refused(t, 429, "over_capacity")
+	if w.spent(many) != 10 || w.spentAlone(many) != 10 {
+		t.Errorf("%d and %d spent", w.spent(many), w.spentAlone(many))
+	}
+}
+
 // TestExplainUnavailable says of each limit who would decide, and of those whose owner is out of
 // reach why.
 func TestExplainUnavailable(t *testing.T) {
