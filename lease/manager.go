@@ -12,19 +12,28 @@ import (
 	"headgate/limiter"
 )
 
-// ManagerConfig is what a Manager is made from. Self, Clock, Rights and Client are needed; the
-// rest has defaults.
+// Blocks draws what durable limits lend from where it outlives processes. It is called
+// concurrently. An error is an unknown outcome: the same Draw comes again.
+type Blocks interface {
+	Draw(ctx context.Context, d Draw) (Drawn, error)
+}
+
+// ManagerConfig is what a Manager is made from. Self, Clock and Rights are needed, in a cluster
+// Client, too; the rest has defaults.
 type ManagerConfig struct {
 	Self   Member
 	Clock  Clock
 	Rights Rights
+	Sizer  Sizer // nil: the default
 	// MaxBuckets bounds the buckets of which this process is the owner, those of which it holds
 	// leases, and its private ones, each; 0: DefaultMaxBuckets.
 	MaxBuckets int
-	// Wait is how long after a view without a process its slots are held back; 0: takeoverWait.
+	// Wait is how long after a view nobody can still act on the one before; 0: as DESIGN.md has it.
 	Wait time.Duration
 	// Budget is the most that a Take waits for owners, all of them together; 0: 250 ms.
 	Budget time.Duration
+	// Blocks fills durable limits; nil: they have nothing to lend.
+	Blocks Blocks
 	// Client is the connection to the process that gossips at an address. Drop has it made anew the
 	// next time; nil: it never is.
 	Client     func(address string) (grpc.ClientConnInterface, error)
@@ -146,9 +155,16 @@ func (m *Manager) Sweep(budget int) (forgotten int) {
 // Len is the number of buckets that this process owns.
 func (m *Manager) Len() int { return m.local.Len() }
 
-// Degraded says that some owner is out of reach, or this process may not grant what it owns, so that
-// charges go by their Apart.
-func (m *Manager) Degraded() bool { return false }
+// Degraded says in words which owners are out of reach, so that charges go by their Apart; "": none.
+// It does not block.
+func (m *Manager) Degraded() string { return "" }
+
+// Where says who owns a charge's bucket, how much of it this process may spend without asking, and, in
+// words, why its owner is out of reach; "": it is not. It looks through all that is held of the
+// tenant, so it is for people.
+func (m *Manager) Where(c *limiter.Charge) (owner string, held int64, away string) {
+	return m.cfg.Self.Name, 0, ""
+}
 
 // Owing are the incarnations of members that have owed this process a roll for more than 3 s.
 func (m *Manager) Owing() []uint64 { return nil }
