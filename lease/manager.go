@@ -132,9 +132,9 @@ type Bucketful struct {
 // Holding is a holder's part of a Bucketful.
 type Holding struct {
 	Node string
-	// Outstanding is by the owner's count; InHand what the holder says, -1 where it did not answer;
-	// InUse slots.
-	Outstanding, InHand, InUse int64
+	// Outstanding and Lent, in 1/ShareOne of the rate, are by the owner's count; InHand is what the
+	// holder says, -1 where it did not answer; InUse slots.
+	Outstanding, Lent, InHand, InUse int64
 }
 
 // Levels lists a tenant's buckets by limit and subject, from all members' answers; of tenant "",

@@ -182,7 +182,7 @@ func requestOf(r *leasepb.Request) (*Request, error) {
 
 func (c *checker) report(r *leasepb.Report) Report {
 	return Report{
-		Bucket: c.bucket(r.GetBucket()), Granter: c.number(r.GetGranter(), "granter"), Series: c.number(r.GetSeries(), "series"), Ack: r.GetAck(),
+		Bucket: c.bucket(r.GetBucket()), Granter: r.GetGranter(), Series: r.GetSeries(), Ack: r.GetAck(), // series 0: the hints alone
 		Returned: c.amount(r.GetReturned(), "returned"), Refunded: c.amount(r.GetRefunded(), "refunded"), Debt: c.amount(r.GetDebt(), "debt"),
 		Idle: r.GetIdle(), Closed: r.GetClosed(),
 		Level: c.amount(r.GetLevel(), "level"), Demand: c.amount(r.GetDemand(), "demand"), Cost: c.amount(r.GetCost(), "cost"),

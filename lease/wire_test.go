@@ -30,7 +30,7 @@ var (
 	})
 	wireReports = rapid.Custom(func(t *rapid.T) Report {
 		return Report{
-			wireBuckets.Draw(t, "bucket"), numbers.Draw(t, "granter"), numbers.Draw(t, "series"), rapid.Uint64().Draw(t, "ack"),
+			wireBuckets.Draw(t, "bucket"), rapid.Uint64().Draw(t, "granter"), rapid.Uint64().Draw(t, "series"), rapid.Uint64().Draw(t, "ack"),
 			amounts.Draw(t, "returned"), amounts.Draw(t, "refunded"), amounts.Draw(t, "debt"), rapid.Bool().Draw(t, "idle"), rapid.Bool().Draw(t, "closed"),
 			amounts.Draw(t, "level"), amounts.Draw(t, "demand"), amounts.Draw(t, "cost"),
 		}
@@ -169,8 +169,6 @@ func TestWireRefuses(t *testing.T) {
 		"bucket":          func(r *leasepb.Request) { r.Reports[0].Bucket = nil },
 		"partition":       func(r *leasepb.Request) { r.Reports[0].Bucket.Partition = maxPartitions },
 		"key":             func(r *leasepb.Request) { r.Reports[0].Bucket.Subject = make([]byte, maxKeyText+1) },
-		"granter":         func(r *leasepb.Request) { r.Reports[0].Granter = 0 },
-		"series":          func(r *leasepb.Request) { r.Reports[0].Series = 0 },
 		"returned":        func(r *leasepb.Request) { r.Reports[0].Returned = -1 },
 		"returned, huge":  func(r *leasepb.Request) { r.Reports[0].Returned = maxTotal + 1 },
 		"refunded":        func(r *leasepb.Request) { r.Reports[0].Refunded = -1 },
@@ -190,10 +188,12 @@ func TestWireRefuses(t *testing.T) {
 		"cost, huge":      func(r *leasepb.Request) { r.Asks[0].Charges[0].Cost = limiter.MaxUnits + 2 },
 		"oversize":        func(r *leasepb.Request) { r.Asks[0].Charges[0].Oversize = 2 },
 		"limit":           func(r *leasepb.Request) { r.Asks[0].Charges[0].Limit = nil },
-		"algorithm":       func(r *leasepb.Request) { r.Asks[0].Charges[0].Limit = &leasepb.Limit{Algorithm: 256, Count: 1, Per: 1, Burst: 1} },
-		"rate":            func(r *leasepb.Request) { r.Asks[0].Charges[0].Limit = &leasepb.Limit{Per: 1, Burst: 1} },
-		"roll epoch":      func(r *leasepb.Request) { r.Roll.Epoch = 0 },
-		"slots in use":    func(r *leasepb.Request) { r.Roll.Slots[0].InUse = -1 },
+		"algorithm": func(r *leasepb.Request) {
+			r.Asks[0].Charges[0].Limit = &leasepb.Limit{Algorithm: 256, Count: 1, Per: 1, Burst: 1}
+		},
+		"rate":         func(r *leasepb.Request) { r.Asks[0].Charges[0].Limit = &leasepb.Limit{Per: 1, Burst: 1} },
+		"roll epoch":   func(r *leasepb.Request) { r.Roll.Epoch = 0 },
+		"slots in use": func(r *leasepb.Request) { r.Roll.Slots[0].InUse = -1 },
 	} {
 		r := request()
 		spoil(r)
