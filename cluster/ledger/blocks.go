@@ -323,8 +323,9 @@ func (s *State) sweep(now int64, most int) (changed bool) {
 		e := s.durables.queue.Front()
 		old := e.Value.(*durable)
 		next := *old
-		next.blocks = slices.DeleteFunc(slices.Clone(old.blocks), func(k block) bool { return s.gone(&k) })
+		next.blocks = slices.Clone(old.blocks)
 		next.advance(now)
+		next.blocks = slices.DeleteFunc(next.blocks, func(k block) bool { return s.gone(&k) }) // spent as of now
 		switch {
 		case next.outstanding() == 0 && next.limit.Full(&next.state, now):
 			s.hash.remove(old.sum)

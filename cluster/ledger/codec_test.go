@@ -161,8 +161,8 @@ type failingWriter struct{ err error }
 
 func (w failingWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// update writes testdata/v1 anew. What is there was written by the first version: that it
-// can still be read is the point, so it is not to be written again for a later version.
+// update writes the newest of testdata anew. The older were written by versions of before: that they
+// can still be read is the point, so they are not to be written again.
 func update(t *testing.T, dir string) {
 	w := newWorld(t)
 	var log, half bytes.Buffer
@@ -174,8 +174,11 @@ func update(t *testing.T, dir string) {
 		must(t, err)
 		w.index = n
 	}
-	for i, body := range goldenBodies() {
-		if feed(uint64(i+1), body); i == len(goldenBodies())/2 {
+	bodies := append(blockBodies(), goldenBodies()...)
+	r := (&Reserve{Bucket: bucketOf("hourly"), Limit: hourly(200), Owner: 3, Epoch: 1, N: 1, Want: 50, Holding: -7}).message()
+	r.Spec.Revision = 2
+	for i, body := range append(bodies, r) {
+		if feed(uint64(i+1), body); i == len(bodies)/2 {
 			must(t, w.s.Capture().Write(&half))
 		}
 	}
@@ -216,10 +219,16 @@ var updateGolden = flag.Bool("update", false, "write golden files anew")
 
 // TestOldLogAndSnapshotStillWork: what the first version wrote gives the state that it gave then.
 func TestOldLogAndSnapshotStillWork(t *testing.T) {
-	dir := filepath.Join("testdata", "v1")
+	newest := filepath.Join("testdata", "v2")
 	if *updateGolden {
-		update(t, dir)
+		update(t, newest)
 	}
+	oldStillWorks(t, filepath.Join("testdata", "v1"), 0)
+	oldStillWorks(t, newest, 2)
+}
+
+func oldStillWorks(t *testing.T, dir string, durables int) {
+	t.Helper()
 	read := func(name string) []byte {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		must(t, err)
@@ -251,10 +260,13 @@ func TestOldLogAndSnapshotStillWork(t *testing.T) {
 	for name, s := range map[string]*State{"the log": fromStart, "the snapshot and the log's end": fromHalf} {
 		f := s.Facts()
 		if got := hex.EncodeToString(f.Hash[:]); got != want {
-			t.Errorf("%s: the state's hash is %s, and was %s", name, got, want)
+			t.Errorf("%s: %s: the state's hash is %s, and was %s", dir, name, got, want)
 		}
-		if f.KeyCount != 4 || f.Revision() != 2 || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
+		if f.KeyCount != 4 || f.Revision() != 2 || f.Durables != durables || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
 			t.Errorf("%s: %+v", name, f)
+		}
+		if again := readState(t, snapshotOf(t, s)).Facts(); again.Hash != f.Hash {
+			t.Errorf("%s: written by this version it has the hash %x, not %x", name, again.Hash, f.Hash)
 		}
 	}
 }

@@ -13,10 +13,18 @@ import (
 // FuzzApply: whatever command the log holds, a replica does not panic, does not stop but for
 // the two reasons, and what it holds afterwards can be written, read back, and is what it says.
 func FuzzApply(f *testing.F) {
-	for i, body := range goldenBodies() {
-		text, err := proto.Marshal(command(uint64(i+100), body))
+	for i, body := range append(goldenBodies(), blockBodies()...) {
+		c := command(uint64(i+100), body)
+		text, err := proto.Marshal(c)
 		must(f, err)
 		f.Add(text)
+		c.UnixNano += 24 * hour // what was spent of it is back
+		if r := c.GetReserveBlock(); r != nil {
+			r.N += 100
+			if text, err = proto.Marshal(c); err == nil {
+				f.Add(text)
+			}
+		}
 	}
 	f.Add([]byte{8, 2})
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"headgate/cluster/ledger/ledgerpb"
+	"headgate/limiter"
 )
 
 // command makes a command of a body, with an id of its own for each n.
@@ -43,6 +44,10 @@ func command(n uint64, body any) *ledgerpb.Command {
 		c.Body = &ledgerpb.Command_RevokeToken{RevokeToken: b}
 	case *ledgerpb.Note:
 		c.Body = &ledgerpb.Command_Note{Note: b}
+	case *ledgerpb.ReserveBlock:
+		c.Body = &ledgerpb.Command_ReserveBlock{ReserveBlock: b}
+	case *ledgerpb.SettleBlock:
+		c.Body = &ledgerpb.Command_SettleBlock{SettleBlock: b}
 	case *ledgerpb.Check:
 		c.Body = &ledgerpb.Command_Check{Check: b}
 	default:
@@ -123,10 +128,24 @@ func lived(t testing.TB) *world {
 	}}})
 	w.do(&ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: "ci", Hash: hashOf("ci"), Role: ledgerpb.Role_ROLE_OPERATE, ExpiresUnixNano: 2e18}})
 	w.do(&ledgerpb.Note{Node: "a", UnixNano: 1e18, Action: "node.override", Detail: "for 15m"})
+	for _, body := range blockBodies() {
+		w.do(body)
+	}
 	if r := w.try(&ledgerpb.RevokeKey{Id: "nobody"}); r.GetCode() != codeNotFound {
 		t.Fatalf("revoking nobody: %v", r)
 	}
 	return w
+}
+
+// blockBodies are of two buckets, one of which two owners hold.
+func blockBodies() []any {
+	day, hour := daily(50), hourly(100)
+	return []any{
+		(&Reserve{Bucket: bucketOf("hourly"), Limit: hour, Owner: 1, Epoch: 1, N: 1, Want: 30, Least: 5}).message(),
+		(&Reserve{Bucket: bucketOf("hourly"), Limit: hour, Owner: 2, Epoch: 1, N: 1, Want: 80, Least: 80}).message(),
+		(&Reserve{Bucket: bucketOf("daily"), Limit: day, Owner: 1, Epoch: 1, N: 2, Want: 30, Holding: -3}).message(),
+		(&Settle{Bucket: bucketOf("hourly"), Owner: 1, Epoch: 1, N: 3, Holding: 10, Returned: 5}).message(),
+	}
 }
 
 func TestFactsAfterEveryCommand(t *testing.T) {
@@ -490,7 +509,7 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 func drawBody(t *rapid.T, facts *Facts) any {
 	id := rapid.Map(rapid.IntRange(0, 30), func(i int) string { return fmt.Sprintf("k%d", i) })
 	few := rapid.SampledFrom([]string{"acme", "globex", "m1"})
-	switch rapid.IntRange(0, 11).Draw(t, "kind") {
+	switch rapid.IntRange(0, 13).Draw(t, "kind") {
 	case 0:
 		return &ledgerpb.Found{ClusterId: bytes.Repeat([]byte{byte(rapid.IntRange(0, 1).Draw(t, "cluster"))}, 16)}
 	case 1:
@@ -539,6 +558,20 @@ func drawBody(t *rapid.T, facts *Facts) any {
 		return &ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: name, Hash: hashOf(name), Role: ledgerpb.Role(rapid.Int32Range(0, 3).Draw(t, "role"))}}
 	case 10:
 		return &ledgerpb.RevokeToken{Name: few.Draw(t, "token")}
+	case 11:
+		l := rapid.SampledFrom([]limiter.Limit{hourly(100), daily(50)}).Draw(t, "limit")
+		l.Revision = rapid.Uint64Range(0, 3).Draw(t, "revision")
+		units := rapid.Int64Range(-1, 100)
+		return (&Reserve{
+			Bucket: bucketOf(few.Draw(t, "bucket")), Limit: l, Owner: rapid.Uint64Range(0, 3).Draw(t, "owner"), Epoch: rapid.Uint64Range(0, 3).Draw(t, "epoch"),
+			N: rapid.Uint64Range(0, 40).Draw(t, "n"), Want: units.Draw(t, "want"), Least: units.Draw(t, "least"), Holding: units.Draw(t, "holding"),
+		}).message()
+	case 12:
+		units := rapid.Int64Range(-1, 100)
+		return (&Settle{
+			Bucket: bucketOf(few.Draw(t, "bucket")), Owner: rapid.Uint64Range(0, 3).Draw(t, "owner"), Epoch: rapid.Uint64Range(0, 3).Draw(t, "epoch"),
+			N: rapid.Uint64Range(0, 40).Draw(t, "n"), Holding: units.Draw(t, "holding"), Returned: units.Draw(t, "returned"),
+		}).message()
 	default:
 		if rapid.Bool().Draw(t, "note") {
 			return &ledgerpb.Note{Node: "n", Action: few.Draw(t, "action"), UnixNano: rapid.Int64().Draw(t, "at")}
