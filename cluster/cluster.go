@@ -305,7 +305,7 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	})}
 	lc := ledger.Config{
 		Dir: c.cfg.DataDir, ServerID: raft.ServerID(c.serverID), Address: raft.ServerAddress(raftOf(c.address)), Transport: c.raftTr,
-		Peer: forwarder{c.peers}, Servers: c.servers, Stats: c.stats, Changed: c.changed, Logger: c.log, Registerer: c.cfg.Registerer,
+		Peer: forwarder{c.peers}, Servers: c.servers, Stats: c.stats, WallOff: c.WallOff, Changed: c.changed, Logger: c.log, Registerer: c.cfg.Registerer,
 	}
 	if c.cfg.Seams.Ledger != nil {
 		c.cfg.Seams.Ledger(&lc)

@@ -52,6 +52,7 @@ type Config struct {
 	MaxConns      int              `yaml:"max_conns"`
 	MaxConnsPerIP int              `yaml:"max_conns_per_ip"`
 	MaxBuckets    int              `yaml:"max_buckets"`
+	DecisionLog   string           `yaml:"decision_log"` // file; "": none
 	Prefilter     PrefilterConfig  `yaml:"prefilter"`
 
 	DrainTimeout Duration `yaml:"drain_timeout"` // how long streams may go on after a stop
