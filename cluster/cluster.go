@@ -57,7 +57,7 @@ type Config struct {
 	// the cluster should do without them.
 	Owing func() []uint64
 	// Services adds to what this node's gRPC server serves.
-	Services   func(grpc.ServiceRegistrar)
+	Services   func(*grpc.Server)
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 	Seams      Seams
@@ -187,7 +187,7 @@ func (c *Config) defaults() {
 		c.Owing = func() []uint64 { return nil }
 	}
 	if c.Services == nil {
-		c.Services = func(grpc.ServiceRegistrar) {}
+		c.Services = func(*grpc.Server) {}
 	}
 }
 
