@@ -16,19 +16,19 @@ import (
 
 // Bounds of one message. A frame carries as many messages as wait, up to frameMessages.
 const (
-	maxReports    = 1024
-	maxLeases     = 1024
-	maxAsks       = 1024
-	maxDecisions  = 4096 + maxAsks // all that were parked, too
-	maxRolled     = 1 << 20
-	maxForgotten  = maxReports
-	maxKeyText    = 4096    // bytes of a tenant, a limit, a subject
-	maxTotal      = 1 << 62 // units
-	maxPartitions = 1 << 20
-	maxHeldSeries = 1 << 16 // of one bucket
-	maxHandedLeft = time.Minute
-	maxWait       = time.Minute // that an ask leaves for a recall
-	frameMessages = 256
+	wireReports    = 1024
+	wireLeases     = 1024
+	wireAsks       = 1024
+	wireDecisions  = 4096 + wireAsks // all that were parked, too
+	wireRolled     = 1 << 20
+	wireForgotten  = wireReports
+	maxKeyText     = 4096    // bytes of a tenant, a limit, a subject
+	wireTotal      = 1 << 62 // units
+	wirePartitions = 1 << 20
+	maxHeldSeries  = 1 << 16 // of one bucket
+	maxHandedLeft  = time.Minute
+	wireWait       = time.Minute // that an ask leaves for a recall
+	frameMessages  = 256
 )
 
 // errWire is what is wrong with a message from another process.
@@ -43,9 +43,9 @@ func (c *checker) that(ok bool, what string) {
 	}
 }
 
-// amount is from 0 to maxTotal.
+// amount is from 0 to wireTotal.
 func (c *checker) amount(n int64, what string) int64 {
-	c.that(n >= 0 && n <= maxTotal, what)
+	c.that(n >= 0 && n <= wireTotal, what)
 	return n
 }
 
@@ -62,7 +62,7 @@ func (c *checker) number(n uint64, what string) uint64 {
 
 func (c *checker) bucket(b *leasepb.Bucket) Bucket {
 	c.that(b != nil, "bucket")
-	c.that(b.GetPartition() < maxPartitions, "partition")
+	c.that(b.GetPartition() < wirePartitions, "partition")
 	return Bucket{b.GetPartition(), c.key(b)}
 }
 
@@ -166,10 +166,10 @@ func requestOf(r *leasepb.Request) (*Request, error) {
 	out := &Request{
 		Holder: c.number(r.GetHolder(), "holder"), Owner: c.number(r.GetOwner(), "owner"), Epoch: r.GetEpoch(),
 		Seq: c.number(r.GetSeq(), "seq"), Session: r.GetSession(), Dropped: r.GetDropped(),
-		Reports: checked(&c, r.GetReports(), maxReports, "reports", c.report), Asks: checked(&c, r.GetAsks(), maxAsks, "asks", c.ask),
+		Reports: checked(&c, r.GetReports(), wireReports, "reports", c.report), Asks: checked(&c, r.GetAsks(), wireAsks, "asks", c.ask),
 	}
 	if roll := r.GetRoll(); roll != nil {
-		out.Roll = &Roll{Epoch: c.number(roll.GetEpoch(), "roll epoch"), Slots: checked(&c, roll.GetSlots(), maxRolled, "rolled slots",
+		out.Roll = &Roll{Epoch: c.number(roll.GetEpoch(), "roll epoch"), Slots: checked(&c, roll.GetSlots(), wireRolled, "rolled slots",
 			func(s *leasepb.RolledSlots) RolledSlots {
 				return RolledSlots{Bucket: c.bucket(s.GetBucket()), InUse: c.amount(s.GetInUse(), "slots in use"), Limit: c.limit(s.GetLimit())}
 			})}
@@ -190,7 +190,7 @@ func (c *checker) report(r *leasepb.Report) Report {
 }
 
 func (c *checker) ask(a *leasepb.Ask) Ask {
-	c.that(a.GetWait() >= 0 && a.GetWait() <= int64(maxWait), "wait")
+	c.that(a.GetWait() >= 0 && a.GetWait() <= int64(wireWait), "wait")
 	c.that(len(a.GetCharges()) > 0, "an ask without charges")
 	return Ask{ID: c.number(a.GetId(), "id"), Wait: a.GetWait(), Peek: a.GetPeek(), Charges: checked(c, a.GetCharges(), limiter.MaxCharges, "charges",
 		func(q *leasepb.AskCharge) AskCharge {
@@ -239,15 +239,15 @@ func responseOf(r *leasepb.Response) (*Response, error) {
 	out := &Response{
 		Owner: c.number(r.GetOwner(), "owner"), Holder: c.number(r.GetHolder(), "holder"), Epoch: r.GetEpoch(), Answers: r.GetAnswers(),
 		Session: r.GetSession(), Left: int64(min(c.span(r.GetLeft(), "left"), sessionFor)), RollTaken: r.GetRollTaken(),
-		Leases:    checked(&c, r.GetLeases(), maxLeases, "leases", c.grant),
-		Decisions: checked(&c, r.GetDecisions(), maxDecisions, "decisions", c.decision),
-		Refusals: checked(&c, r.GetRefusals(), maxDecisions, "refusals", func(f *leasepb.Refusal) Refusal {
+		Leases:    checked(&c, r.GetLeases(), wireLeases, "leases", c.grant),
+		Decisions: checked(&c, r.GetDecisions(), wireDecisions, "decisions", c.decision),
+		Refusals: checked(&c, r.GetRefusals(), wireDecisions, "refusals", func(f *leasepb.Refusal) Refusal {
 			return Refusal{
 				Bucket: c.bucket(f.GetBucket()), Cost: c.amount(f.GetCost(), "cost"), Level: f.GetLevel(),
 				For: int64(c.span(f.GetFor(), "for")), RetryAfter: int64(c.span(f.GetRetryAfter(), "retry after")),
 			}
 		}),
-		Forgotten: checked(&c, r.GetForgotten(), maxForgotten, "forgotten", func(s *leasepb.Series) Series {
+		Forgotten: checked(&c, r.GetForgotten(), wireForgotten, "forgotten", func(s *leasepb.Series) Series {
 			return Series{Granter: s.GetGranter(), Number: s.GetNumber()}
 		}),
 	}
@@ -304,7 +304,7 @@ func handedPB(b *HandedBucket) *leasepb.HandedBucket {
 // handOffOf checks the head of a hand-off; its buckets come in parts.
 func handOffOf(h *leasepb.HandOffHead) (*Handoff, error) {
 	var c checker
-	c.that(h.GetPartition() < maxPartitions, "partition")
+	c.that(h.GetPartition() < wirePartitions, "partition")
 	c.that(h.GetFloor() >= FloorNever, "floor")
 	out := &Handoff{
 		From: c.number(h.GetFrom(), "from"), To: c.number(h.GetTo(), "to"), Epoch: c.number(h.GetEpoch(), "epoch"),

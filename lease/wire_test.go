@@ -16,7 +16,7 @@ import (
 
 // What a process of this release may send.
 var (
-	amounts    = rapid.Int64Range(0, maxTotal)
+	amounts    = rapid.Int64Range(0, wireTotal)
 	numbers    = rapid.Uint64Range(1, math.MaxUint64)
 	texts      = rapid.OneOf(rapid.SampledFrom([]string{"", "acme", "\xff\x00", "user"}), rapid.String())
 	wireLimits = rapid.SampledFrom([]limiter.Limit{
@@ -26,17 +26,17 @@ var (
 		{Algorithm: limiter.Semaphore, Burst: 8, Parts: 3},
 	})
 	wireBuckets = rapid.Custom(func(t *rapid.T) Bucket {
-		return Bucket{rapid.Uint32Range(0, maxPartitions-1).Draw(t, "partition"), limiter.Key{Tenant: texts.Draw(t, "tenant"), Limit: texts.Draw(t, "limit"), Subject: texts.Draw(t, "subject")}}
+		return Bucket{rapid.Uint32Range(0, wirePartitions-1).Draw(t, "partition"), limiter.Key{Tenant: texts.Draw(t, "tenant"), Limit: texts.Draw(t, "limit"), Subject: texts.Draw(t, "subject")}}
 	})
-	wireReports = rapid.Custom(func(t *rapid.T) Report {
+	anyReports = rapid.Custom(func(t *rapid.T) Report {
 		return Report{
 			wireBuckets.Draw(t, "bucket"), rapid.Uint64().Draw(t, "granter"), rapid.Uint64().Draw(t, "series"), rapid.Uint64().Draw(t, "ack"),
 			amounts.Draw(t, "returned"), amounts.Draw(t, "refunded"), amounts.Draw(t, "debt"), rapid.Bool().Draw(t, "idle"), rapid.Bool().Draw(t, "closed"),
 			amounts.Draw(t, "level"), amounts.Draw(t, "demand"), amounts.Draw(t, "cost"),
 		}
 	})
-	wireAsks = rapid.Custom(func(t *rapid.T) Ask {
-		return Ask{numbers.Draw(t, "id"), rapid.Int64Range(0, int64(maxWait)).Draw(t, "wait"), rapid.Bool().Draw(t, "peek"), rapid.SliceOfN(rapid.Custom(func(t *rapid.T) AskCharge {
+	anyAsks = rapid.Custom(func(t *rapid.T) Ask {
+		return Ask{numbers.Draw(t, "id"), rapid.Int64Range(0, int64(wireWait)).Draw(t, "wait"), rapid.Bool().Draw(t, "peek"), rapid.SliceOfN(rapid.Custom(func(t *rapid.T) AskCharge {
 			return AskCharge{
 				wireBuckets.Draw(t, "bucket"), wireLimits.Draw(t, "limit"), rapid.Int64Range(0, limiter.MaxUnits+1).Draw(t, "cost"),
 				rapid.SampledFrom([]limiter.Oversize{limiter.Refuse, limiter.Debt}).Draw(t, "oversize"), rapid.Bool().Draw(t, "shadow"),
@@ -51,13 +51,13 @@ var (
 			return RolledSlots{wireBuckets.Draw(t, "bucket"), amounts.Draw(t, "in use"), wireLimits.Draw(t, "limit")}
 		}))}
 	})
-	wireLeases = rapid.Custom(func(t *rapid.T) Lease {
+	anyLeases = rapid.Custom(func(t *rapid.T) Lease {
 		return Lease{
 			wireBuckets.Draw(t, "bucket"), numbers.Draw(t, "series"), numbers.Draw(t, "number"), rapid.Uint32Range(0, ShareOne).Draw(t, "share"),
 			amounts.Draw(t, "depth"), amounts.Draw(t, "granted"), amounts.Draw(t, "window"), wireLimits.Draw(t, "limit"), rapid.Int64().Draw(t, "level"), rapid.Bool().Draw(t, "rolled"),
 		}
 	})
-	wireDecisions = rapid.Custom(func(t *rapid.T) AskDecision {
+	anyDecisions = rapid.Custom(func(t *rapid.T) AskDecision {
 		charges := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) ChargeDecision {
 			return ChargeDecision{
 				limiter.Decision{
@@ -84,7 +84,7 @@ func TestWireKeepsRequests(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := &Request{
 			numbers.Draw(t, "holder"), numbers.Draw(t, "owner"), rapid.Uint64().Draw(t, "epoch"), numbers.Draw(t, "seq"), rapid.Uint64().Draw(t, "session"),
-			rapid.Uint64().Draw(t, "dropped"), list(t, "reports", wireReports), list(t, "asks", wireAsks), wireRolls.Draw(t, "roll"),
+			rapid.Uint64().Draw(t, "dropped"), list(t, "reports", anyReports), list(t, "asks", anyAsks), wireRolls.Draw(t, "roll"),
 		}
 		got, err := requestOf(remade(t, requestPB(want)))
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -97,7 +97,7 @@ func TestWireKeepsResponses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := &Response{
 			numbers.Draw(t, "owner"), numbers.Draw(t, "holder"), rapid.Uint64().Draw(t, "epoch"), rapid.Uint64().Draw(t, "answers"), rapid.Uint64().Draw(t, "session"),
-			rapid.Int64Range(0, int64(sessionFor)).Draw(t, "left"), list(t, "leases", wireLeases), list(t, "decisions", wireDecisions),
+			rapid.Int64Range(0, int64(sessionFor)).Draw(t, "left"), list(t, "leases", anyLeases), list(t, "decisions", anyDecisions),
 			list(t, "refusals", rapid.Custom(func(t *rapid.T) Refusal {
 				return Refusal{wireBuckets.Draw(t, "bucket"), amounts.Draw(t, "cost"), rapid.Int64Range(0, math.MaxInt64).Draw(t, "for"), math.MaxInt64, rapid.Int64().Draw(t, "level")}
 			})),
@@ -167,23 +167,23 @@ func TestWireRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*leasepb.Request){
 		"holder": func(r *leasepb.Request) { r.Holder = 0 }, "owner": func(r *leasepb.Request) { r.Owner = 0 }, "seq": func(r *leasepb.Request) { r.Seq = 0 },
 		"bucket":          func(r *leasepb.Request) { r.Reports[0].Bucket = nil },
-		"partition":       func(r *leasepb.Request) { r.Reports[0].Bucket.Partition = maxPartitions },
+		"partition":       func(r *leasepb.Request) { r.Reports[0].Bucket.Partition = wirePartitions },
 		"key":             func(r *leasepb.Request) { r.Reports[0].Bucket.Subject = make([]byte, maxKeyText+1) },
 		"returned":        func(r *leasepb.Request) { r.Reports[0].Returned = -1 },
-		"returned, huge":  func(r *leasepb.Request) { r.Reports[0].Returned = maxTotal + 1 },
+		"returned, huge":  func(r *leasepb.Request) { r.Reports[0].Returned = wireTotal + 1 },
 		"refunded":        func(r *leasepb.Request) { r.Reports[0].Refunded = -1 },
 		"debt":            func(r *leasepb.Request) { r.Reports[0].Debt = math.MinInt64 },
 		"level":           func(r *leasepb.Request) { r.Reports[0].Level = -1 },
 		"demand":          func(r *leasepb.Request) { r.Reports[0].Demand = -1 },
 		"cost of reports": func(r *leasepb.Request) { r.Reports[0].Cost = -1 },
-		"many reports":    func(r *leasepb.Request) { r.Reports = make([]*leasepb.Report, maxReports+1) },
+		"many reports":    func(r *leasepb.Request) { r.Reports = make([]*leasepb.Report, wireReports+1) },
 		"nil report":      func(r *leasepb.Request) { r.Reports[0] = nil },
 		"id":              func(r *leasepb.Request) { r.Asks[0].Id = 0 },
 		"wait":            func(r *leasepb.Request) { r.Asks[0].Wait = -1 },
-		"wait, long":      func(r *leasepb.Request) { r.Asks[0].Wait = int64(maxWait) + 1 },
+		"wait, long":      func(r *leasepb.Request) { r.Asks[0].Wait = int64(wireWait) + 1 },
 		"no charges":      func(r *leasepb.Request) { r.Asks[0].Charges = nil },
 		"many charges":    func(r *leasepb.Request) { r.Asks[0].Charges = make([]*leasepb.AskCharge, limiter.MaxCharges+1) },
-		"many asks":       func(r *leasepb.Request) { r.Asks = make([]*leasepb.Ask, maxAsks+1) },
+		"many asks":       func(r *leasepb.Request) { r.Asks = make([]*leasepb.Ask, wireAsks+1) },
 		"cost":            func(r *leasepb.Request) { r.Asks[0].Charges[0].Cost = -1 },
 		"cost, huge":      func(r *leasepb.Request) { r.Asks[0].Charges[0].Cost = limiter.MaxUnits + 2 },
 		"oversize":        func(r *leasepb.Request) { r.Asks[0].Charges[0].Oversize = 2 },
@@ -216,10 +216,10 @@ func TestWireRefuses(t *testing.T) {
 		"number":           func(r *leasepb.Response) { r.Leases[0].Number = 0 },
 		"share":            func(r *leasepb.Response) { r.Leases[0].Share = ShareOne + 1 },
 		"depth":            func(r *leasepb.Response) { r.Leases[0].Depth = -1 },
-		"granted":          func(r *leasepb.Response) { r.Leases[0].Granted = maxTotal + 1 },
+		"granted":          func(r *leasepb.Response) { r.Leases[0].Granted = wireTotal + 1 },
 		"window":           func(r *leasepb.Response) { r.Leases[0].Window = -1 },
 		"limit":            func(r *leasepb.Response) { r.Leases[0].Limit = nil },
-		"many leases":      func(r *leasepb.Response) { r.Leases = make([]*leasepb.Grant, maxLeases+1) },
+		"many leases":      func(r *leasepb.Response) { r.Leases = make([]*leasepb.Grant, wireLeases+1) },
 		"id":               func(r *leasepb.Response) { r.Decisions[0].Id = 0 },
 		"refused":          func(r *leasepb.Response) { r.Decisions[0].Refused = 1 },
 		"refused, unknown": func(r *leasepb.Response) { r.Decisions[0].Refused = -4 },
@@ -241,7 +241,7 @@ func TestWireRefuses(t *testing.T) {
 	}
 	for name, h := range map[string]*leasepb.HandOffHead{
 		"nil": nil, "from": {To: 1, Epoch: 1}, "to": {From: 1, Epoch: 1}, "epoch": {From: 1, To: 1},
-		"floor": {From: 1, To: 1, Epoch: 1, Floor: -2}, "partition": {From: 1, To: 1, Epoch: 1, Partition: maxPartitions},
+		"floor": {From: 1, To: 1, Epoch: 1, Floor: -2}, "partition": {From: 1, To: 1, Epoch: 1, Partition: wirePartitions},
 	} {
 		if got, err := handOffOf(h); err == nil {
 			t.Errorf("head of a hand-off, %s: taken as %+v", name, got)
