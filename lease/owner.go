@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"hash/maphash"
 	"math"
 
 	"headgate/limiter"
@@ -11,137 +12,297 @@ type OwnerConfig struct {
 	Self   uint64 // this process's incarnation
 	Rights Rights
 	Sizer  Sizer // nil: the default
-	// MaxBuckets bounds the buckets; 0: DefaultMaxBuckets. Debts and hand-offs are taken above it.
+	// MaxBuckets bounds the buckets; 0: DefaultMaxBuckets. Hand-offs and rolled slots are taken above it.
 	MaxBuckets int
 	// Wait is how long after a view nobody can still act on the one before, in ns; V4.
 	Wait  int64
 	Break Rule // for tests that show that a broken rule is missed; 0 in use
 }
 
-// Draw asks the ledger for a block of a durable limit. A retry is the same in all fields.
-type Draw struct {
-	Bucket
-	Limit limiter.Limit
-	Epoch uint64 // of the view that the owner has stepped to when it first asked
-	N     uint64 // rises with each draw of this owner for this bucket
-	// Want is what it asks for, Least what it needs to admit the smallest that waits, Holding all that
-	// it and its holders could still spend of earlier blocks.
-	Want, Least, Holding int64
-}
+// The bounds of an Owner, beside MaxBuckets.
+const (
+	maxReports  = 1024 // a message, and leases in one
+	maxAsks     = 1024 // a message
+	maxParked   = 4096
+	maxEarly    = 1 << 16 // reports that wait for a hand-over
+	maxPeers    = math.MaxUint16
+	maxInterned = 1 << 16
+	maxRefused  = 64      // refusals remembered a bucket
+	maxKey      = 1 << 10 // bytes of a key
+	maxRolled   = 1 << 16 // buckets in a roll
 
-// Drawn is what came of a Draw.
-type Drawn struct {
-	Bucket
-	N          uint64
-	Granted    int64
-	RetryAfter int64 // where nothing was granted: ns until Least would be; limiter.Never
-	Level      int64 // left in the ledger
-	Err        bool  // unknown: the same Draw is to be tried again
-	Window     int64 // of a fixed window: the window that the block is of
-}
+	maxTotal       = 1 << 62 // of a running total
+	maxOutstanding = 1 << 60
 
-// OwnerLevel is a bucket as an operator sees it.
-type OwnerLevel struct {
-	Key   limiter.Key
-	Limit limiter.Limit
-	Level int64 // left with the owner, negative in debt; of a semaphore, slots not lent
-	Debt  int64 // how far it is below zero
-	Lent  uint32
-	// Outstanding is what holders may still spend at once; of a semaphore, slots lent.
-	Outstanding int64
-	Holders     []OwnerHolding
-}
+	// leastWindow is the shortest window of which there are leases.
+	leastWindow = 1e9
+	// clockSlack is by how much more a holder's share may have brought by its own clock.
+	clockSlack = 1.02
+	// retryEvery is when what was not acknowledged is sent again with an answer.
+	retryEvery = int64(50e6)
+	// maxPark bounds what an Ask may wait, leastDraw what one waits for the ledger at least.
+	maxPark   = int64(2e9)
+	leastDraw = int64(250e6)
+	// rollOwed is how long a member may owe a roll before Owing names it.
+	rollOwed = int64(3e9)
 
-// OwnerHolding is what one holder has of a bucket.
-type OwnerHolding struct {
-	Holder      uint64
-	Name        string // "" where it is in no view any more
-	Share       uint32 // of the rate, in 1/ShareOne
-	Outstanding int64  // the lease's depth; of a semaphore, slots lent
-	Level       int64  // as last reported
-	Live        bool   // within its session's deadline
-}
-
-// OwnerStats counts.
-type OwnerStats struct {
-	Buckets, Series, Parked, Sessions int
-	// Outstanding is Σ of all leases' depths, Lent Σ of their shares in whole rates.
-	Outstanding int64
-	Lent        float64
-	// Stranded is what was last reported to lie in leases of buckets that had an ask refused meanwhile.
-	Stranded  int64
-	Rejected  uint64 // parts of messages that could not be true
-	Granted   uint64 // leases granted or topped up
-	Direct    uint64 // asks admitted directly
-	Refused   uint64 // asks refused
-	Recalls   uint64 // leases recalled
-	Fruitless uint64 // recalls that did not bring the cost
-	Ended     uint64 // sessions ended with leases counted as spent
-	Forgotten uint64 // series that were reported and are unknown
-	LostDebt  int64  // units of debt reported for unknown series
-	// SlotsLost is slots of processes that left, free again.
-	SlotsLost uint64
-}
-
-// never is a time that does not come.
-const never = math.MaxInt64
+	// never is a time that does not come.
+	never = math.MaxInt64
+)
 
 // Owner owns partitions and lends their buckets (DESIGN.md). It does no I/O, reads no clock, and
-// is not safe for concurrent use. `at` never goes back.
+// is not safe for concurrent use. `at` never goes back. It keeps nothing of the requests given to
+// it but their strings' and slices' contents.
 type Owner struct {
-	cfg OwnerConfig
+	cfg   OwnerConfig
+	sizer Sizer
+	view  *View
+	parts []part
+
+	seed      maphash.Seed
+	table     shard[bucket]
+	pool      seriesPool
+	inherited map[uint32]inherited // by place in the pool
+	limits    map[limiter.Limit]*limiter.Limit
+
+	peers []*peer           // by index; nil: free
+	index map[uint64]uint16 // of peers, by incarnation
+
+	numbers  uint64 // of series given out
+	sessions uint32 // numbers given out
+	draws    uint64
+
+	// Of few buckets, by id.
+	reservoirs map[uint32]*reservoir
+	recalls    map[uint32]*recall
+	refusals   map[uint32][]refused
+	waiting    map[uint32]int // parked asks
+
+	drawing []uint32 // buckets whose reservoir has a draw under way, in order
+	parked  []*parked
+	early   []early
+	giving  []*giving
+	loaded  *saved
+	buryAt  int64 // when a process that left is forgotten
+
+	step  step
+	sight Sight
+	looks uint64
+	stats OwnerStats
+}
+
+// step is what one call gathers.
+type step struct {
+	at      Instant
+	answer  *Response
+	pushes  []*Response
+	dirty   []leaseRef // leases to be sent
+	stirred []uint32   // buckets whose parked asks may go on
+	wants   []want     // leases to be sized
+}
+
+// leaseRef names a lease; where another series has come to its place its number differs.
+type leaseRef struct {
+	id, series uint32
+	number     uint64
+}
+
+type want struct {
+	id   uint32
+	peer uint16
+	asks bool
 }
 
 // NewOwner returns an owner of nothing.
-func NewOwner(c OwnerConfig) *Owner { return &Owner{cfg: c} }
-
-// Step goes on to a view, after Rights did. Lost partitions stop and are kept for HandOffs; gained
-// ones wait until they are handed over or the takeover wait has passed.
-func (o *Owner) Step(at Instant, v *View) {}
+func NewOwner(c OwnerConfig) *Owner {
+	if c.MaxBuckets == 0 {
+		c.MaxBuckets = DefaultMaxBuckets
+	}
+	o := &Owner{
+		cfg: c, sizer: c.Sizer,
+		seed:       maphash.MakeSeed(),
+		inherited:  map[uint32]inherited{},
+		limits:     map[limiter.Limit]*limiter.Limit{},
+		index:      map[uint64]uint16{},
+		reservoirs: map[uint32]*reservoir{},
+		recalls:    map[uint32]*recall{},
+		refusals:   map[uint32][]refused{},
+		waiting:    map[uint32]int{},
+		buryAt:     never,
+	}
+	if o.sizer == nil {
+		o.sizer = Even{}
+	}
+	return o
+}
 
 // Handle answers a request: the first Response at once, the others are pushes to any holders.
-func (o *Owner) Handle(at Instant, r *Request) []*Response { return nil }
+func (o *Owner) Handle(at Instant, r *Request) []*Response {
+	o.begin(at)
+	answer := &Response{Owner: o.cfg.Self, Holder: r.Holder}
+	if o.view != nil {
+		answer.Epoch = o.view.Epoch
+	}
+	p := o.admit(at, r)
+	if p == nil {
+		for i := range r.Asks[:min(len(r.Asks), maxAsks)] {
+			answer.Decisions = append(answer.Decisions, AskDecision{ID: r.Asks[i].ID, Refused: NotOwner})
+		}
+		return []*Response{answer}
+	}
+	o.step.answer = answer
+	fresh := p.note(r.Seq)
+	o.greet(at, p, r, answer)
+	for i := range r.Reports {
+		o.report(at, p, r.Epoch, &r.Reports[i])
+	}
+	if r.Roll != nil {
+		o.roll(at, p, r.Roll)
+	}
+	o.unpark(at)
+	for i := range r.Asks {
+		if fresh {
+			o.ask(at, p, &r.Asks[i])
+		}
+	}
+	o.lend(at)
+	o.resend(at, p)
+	return o.flush()
+}
 
-// Tick does what time brings: parked asks that end, recalls to be sent again.
-func (o *Owner) Tick(at Instant) []*Response { return nil }
+// admit says whose request it is; nil: of nobody to whom this owner may say anything now.
+func (o *Owner) admit(at Instant, r *Request) *peer {
+	switch {
+	case r.Owner != o.cfg.Self, r.Seq == 0, len(r.Reports) > maxReports, len(r.Asks) > maxAsks, r.Dropped > uint64(o.sessions), r.Session > uint64(o.sessions):
+		o.stats.Rejected++
+		return nil
+	case o.view == nil || o.cfg.Rights.Lease(at.Now) <= 0:
+		return nil
+	}
+	return o.peer(r.Holder)
+}
+
+// begin starts a step; flush ends it.
+func (o *Owner) begin(at Instant) {
+	s := &o.step
+	*s = step{at: at, dirty: s.dirty[:0], stirred: s.stirred[:0], wants: s.wants[:0]}
+}
+
+// to is the response to a peer in this step.
+func (o *Owner) to(p *peer) *Response {
+	if o.step.answer != nil && o.step.answer.Holder == p.incarnation {
+		return o.step.answer
+	}
+	for _, r := range o.step.pushes {
+		if r.Holder == p.incarnation {
+			return r
+		}
+	}
+	r := &Response{Owner: o.cfg.Self, Holder: p.incarnation, Epoch: o.view.Epoch, Session: uint64(p.session)}
+	o.step.pushes = append(o.step.pushes, r)
+	return r
+}
+
+// send notes that a lease is to be sent with this step's responses, as it is then.
+func (o *Owner) send(id, i uint32) {
+	if s := o.pool.at(i); !s.is(seriesDirty) {
+		s.flags |= seriesDirty
+		o.step.dirty = append(o.step.dirty, leaseRef{id, i, s.number()})
+	}
+}
+
+// flush is all that a step has to say.
+func (o *Owner) flush() []*Response {
+	for _, ref := range o.step.dirty {
+		if ref.number != o.pool.at(ref.series).number() {
+			continue // it is gone
+		}
+		s := o.pool.at(ref.series)
+		s.flags &^= seriesDirty
+		p := o.peers[s.peer]
+		if !s.is(seriesSlots) && (s.is(seriesEnded) || s.session != p.session) {
+			continue
+		}
+		r := o.to(p)
+		if len(r.Leases) < maxReports {
+			r.Leases = append(r.Leases, o.leaseOf(ref.id, s))
+		}
+		if s.is(seriesPending) && !s.is(seriesQueued) {
+			s.flags |= seriesQueued
+			p.pending = append(p.pending, unacked{ref, o.step.at.Now})
+		}
+	}
+	if o.step.answer == nil {
+		return o.step.pushes
+	}
+	return append([]*Response{o.step.answer}, o.step.pushes...)
+}
+
+// leaseOf is a lease as it is sent.
+func (o *Owner) leaseOf(id uint32, s *series) Lease {
+	b := o.bucketOf(id)
+	l := Lease{
+		Bucket: Bucket{Partition: b.partition, Key: o.keyOf(id)}, Series: s.number(), Number: uint64(s.sent),
+		Share: s.share, Depth: s.depth, Granted: s.granted, Limit: *b.limit,
+		Level: o.level(o.step.at, id, b), Rolled: s.is(seriesRolled),
+	}
+	if b.limit.Algorithm == limiter.FixedWindow {
+		l.Window = int64(s.high)
+	}
+	if s.is(seriesSlots) {
+		l.Share = 0
+	}
+	return l
+}
+
+// level is what is left with the owner of a bucket that was touched.
+func (o *Owner) level(at Instant, id uint32, b *bucket) int64 {
+	if b.limit.Durable() {
+		return o.left(at, id, b)
+	}
+	return b.limit.Level(&b.state, reading(b.limit, at))
+}
+
+// resend says again what a peer has not acknowledged.
+func (o *Owner) resend(at Instant, p *peer) {
+	n := 0
+	for _, w := range p.pending {
+		if at.Now-w.sent < retryEvery || len(o.step.dirty) >= maxReports {
+			break
+		}
+		n++
+		s := o.pool.at(w.series)
+		if s.number() != w.number {
+			continue
+		}
+		s.flags &^= seriesQueued
+		if s.is(seriesPending) && (s.session == p.session || s.is(seriesSlots)) {
+			o.send(w.id, w.series)
+		}
+	}
+	p.pending = p.pending[n:]
+}
+
+// Tick does what time brings: parked asks that end, processes that left and are forgotten.
+func (o *Owner) Tick(at Instant) []*Response {
+	o.begin(at)
+	if o.view == nil {
+		return nil
+	}
+	if at.Now >= o.buryAt {
+		o.bury(at)
+	}
+	o.expire(at)
+	o.unpark(at)
+	o.lend(at)
+	return o.flush()
+}
 
 // Next is when Tick has something to do, by Instant.Now.
-func (o *Owner) Next() int64 { return never }
-
-// HandOffs returns what is to be handed over, also again, until HandedOff acknowledges it.
-func (o *Owner) HandOffs(at Instant) []*Handoff { return nil }
-
-// HandedOff says that the receiver has a Handoff.
-func (o *Owner) HandedOff(partition uint32, epoch uint64) {}
-
-// Accept takes over a partition from its owner of before: once, before anything was granted of it
-// in this epoch. It returns true also for a repetition of what it accepted, so that the sender can
-// forget it; false: it is of no use here, now or ever.
-func (o *Owner) Accept(at Instant, h *Handoff) bool { return false }
-
-// Draws returns what is to be asked of the ledger, also again, until Drawn.
-func (o *Owner) Draws(at Instant) []Draw { return nil }
-
-// Drawn is the ledger's answer; the Responses are decisions that waited for it.
-func (o *Owner) Drawn(at Instant, d Drawn) []*Response { return nil }
-
-// Levels lists a tenant's buckets by limit and subject; of tenant "", those that no tenant owns.
-func (o *Owner) Levels(at Instant, tenant string) []OwnerLevel { return nil }
-
-// Sweep looks at up to budget buckets, going on where the last left off, and forgets those that are
-// full and owe, lend and remember nothing.
-func (o *Owner) Sweep(at Instant, budget int) (forgotten int) { return 0 }
-
-// Owing lists the members that have owed this owner a roll for more than 3 s.
-func (o *Owner) Owing(at Instant) []uint64 { return nil }
-
-// Save returns all partitions that this process owned and nobody took over, for the next process
-// on this node, with the epoch of its last view. It is for a process that grants nothing more.
-func (o *Owner) Save(at Instant) (epoch uint64, hs []*Handoff) { return 0, nil }
-
-// Load gives back what Save returned, before the first Step. It is used only where the first view
-// that gives this process anything is of epoch+1.
-func (o *Owner) Load(epoch uint64, hs []*Handoff) {}
-
-// Stats counts.
-func (o *Owner) Stats() OwnerStats { return OwnerStats{} }
+func (o *Owner) Next() int64 {
+	next := o.buryAt
+	for _, w := range o.parked {
+		next = min(next, w.until)
+	}
+	return next
+}

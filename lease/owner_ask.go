@@ -1,0 +1,578 @@
+package lease
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+	"time"
+
+	"headgate/limiter"
+)
+
+// question is an Ask with its buckets.
+type question struct {
+	peer     *peer
+	ask      Ask
+	received int64 // by Instant.Now
+	until    int64 // when it is refused, if it is parked
+	buckets  [limiter.MaxCharges]*bucket
+	ids      [limiter.MaxCharges]uint32
+	fresh    uint32 // those made for it
+	ds       [limiter.MaxCharges]limiter.Decision
+}
+
+// parked is a question that waits for what was recalled, or for the ledger.
+type parked = question
+
+// recall is what is known of a bucket whose leases were recalled.
+type recall struct {
+	next    int64 // not before, by Instant.Now
+	backoff int64
+}
+
+// refused is a Refusal that holds at a peer.
+type refused struct {
+	peer  uint16
+	cost  int64
+	until int64
+}
+
+// ask decides a request's charges, all or none.
+func (o *Owner) ask(at Instant, p *peer, a *Ask) {
+	q := &question{peer: p, ask: *a, received: at.Now}
+	if !o.valid(a) {
+		o.stats.Rejected++
+		o.decided(at, q, NotOwner, 0)
+		return
+	}
+	q.until = at.Now + max(0, min(a.Wait, maxPark))
+	o.decide(at, q, true)
+}
+
+// valid checks what came from outside.
+func (o *Owner) valid(a *Ask) bool {
+	if len(a.Charges) == 0 || len(a.Charges) > limiter.MaxCharges || a.Wait < 0 {
+		return false
+	}
+	for i := range a.Charges {
+		c := &a.Charges[i]
+		if c.Cost < 0 || c.Limit.Validate() != nil || c.Oversize > limiter.Debt ||
+			uint64(c.Partition) >= uint64(len(o.parts)) || !o.placed(&c.Bucket) {
+			return false
+		}
+	}
+	return true
+}
+
+// decide decides a question, or parks it. It copies the charges only where it parks.
+func (o *Owner) decide(at Instant, q *question, first bool) {
+	for i := range q.ask.Charges {
+		if c := &q.ask.Charges[i]; !o.may(at, c) {
+			o.decided(at, q, NotOwner, 0)
+			return
+		}
+	}
+	if !o.open(at, q) {
+		o.decided(at, q, TableFull, 0)
+		return
+	}
+	by, taken := o.try(at, q)
+	if by >= 0 && !q.ask.Peek && o.lapse(at, q) {
+		by, taken = o.try(at, q)
+	}
+	switch {
+	case by < 0 && q.ask.Peek:
+		o.undo(at, q, taken)
+	case by < 0:
+		for i := range q.ask.Charges {
+			if r := o.recalls[q.ids[i]]; r != nil {
+				r.backoff = 0
+			}
+		}
+	case !q.ask.Peek && o.mayWait(at, q, first):
+		o.park(q, first)
+		return
+	}
+	o.decided(at, q, by, taken)
+	o.closeUnused(at, q)
+}
+
+// may says whether this owner may grant for a charge now.
+func (o *Owner) may(at Instant, c *AskCharge) bool {
+	if uint64(c.Partition) >= uint64(len(o.parts)) {
+		return false
+	}
+	part := &o.parts[c.Partition]
+	if part.since == 0 || !part.open(o, at, c.Partition) {
+		return false
+	}
+	if c.Limit.Algorithm == limiter.Semaphore && !o.rollComplete(at, part) {
+		return false
+	}
+	return reading(&c.Limit, at) != 0 // a wall clock that nobody trusts opens no window
+}
+
+// open finds or makes the buckets and brings them to now.
+func (o *Owner) open(at Instant, q *question) bool {
+	q.fresh = 0
+	for i := range q.ask.Charges {
+		c := &q.ask.Charges[i]
+		b, id := o.find(&c.Key)
+		if b == nil {
+			if int(o.table.live) >= o.cfg.MaxBuckets && o.Sweep(at, sweepWhenFull) == 0 {
+				o.closeUnused(at, q)
+				return false
+			}
+			b, id = o.make(&c.Key, o.intern(&c.Limit), c.Partition, at)
+			q.fresh |= 1 << i
+		}
+		q.buckets[i], q.ids[i] = b, id
+		o.touch(at, b)
+		o.supersede(at, id, b, &c.Limit)
+	}
+	return true
+}
+
+// try takes the charges, and undoes it where one refuses. by is -1 or the refusing charge, of several
+// the one that has to wait longest; taken the charges that are taken, or would have been.
+func (o *Owner) try(at Instant, q *question) (by int, taken uint32) {
+	by = -1
+	for i := range q.ask.Charges {
+		c, b, d := &q.ask.Charges[i], q.buckets[i], &q.ds[i]
+		if b.limit.Durable() {
+			o.takeReservoir(at, q.ids[i], b, c.Cost, c.Oversize, d)
+		} else {
+			b.limit.TakeInto(&b.state, reading(b.limit, at), c.Cost, c.Oversize, d)
+			if !d.Admitted {
+				d.RetryAfter = o.until(at, b, c.Cost, d.RetryAfter)
+			}
+		}
+		d.By = limiter.ByOwner
+		switch {
+		case d.Admitted:
+			taken |= 1 << i
+		case c.Shadow:
+		case by < 0 || d.RetryAfter > q.ds[by].RetryAfter:
+			by = i
+		}
+	}
+	if by >= 0 {
+		o.undo(at, q, taken)
+		for i := range q.ask.Charges {
+			if b := q.buckets[i]; !b.limit.Durable() {
+				q.ds[i].Remaining = o.level(at, q.ids[i], b)
+			}
+		}
+		return by, 0
+	}
+	return by, taken
+}
+
+// undo gives back what was taken at this instant, exactly.
+func (o *Owner) undo(at Instant, q *question, taken uint32) {
+	for ; taken != 0; taken &= taken - 1 {
+		i := bits.TrailingZeros32(taken)
+		b, cost := q.buckets[i], q.ask.Charges[i].Cost
+		if b.limit.Durable() {
+			o.reservoir(q.ids[i]).left += cost
+		} else {
+			b.limit.Adjust(&b.state, reading(b.limit, at), q.ds[i].At, cost)
+		}
+	}
+}
+
+// until is the retry-after of a cost that does not conform: exact where nothing is lent; else the
+// sooner of what the owner has by itself and what it would have if all came back.
+func (o *Owner) until(at Instant, b *bucket, cost int64, alone time.Duration) time.Duration {
+	share, depth := o.sums(b)
+	if share == 0 && depth == 0 || cost > b.limit.Capacity() || b.limit.Algorithm != limiter.GCRA {
+		return alone
+	}
+	exact := b.limit.Until(&b.state, at.Now, cost, share, depth)
+	return min(exact, max(time.Millisecond, b.limit.Fill(cost-o.backs(b, nil)-b.limit.Level(&b.state, at.Now))))
+}
+
+// backs is what would come back of a bucket if all leases but a peer's were recalled, by the last
+// reports.
+func (o *Owner) backs(b *bucket, but *peer) (units int64) {
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		s := o.pool.at(i)
+		if s.is(seriesEnded|seriesInherited) || s.sent == 0 || but != nil && s.peer == but.index {
+			continue
+		}
+		units += min(s.level.value(), max(s.depth, s.lent()))
+	}
+	return units
+}
+
+// lapse ends the sessions past their deadline that stand in a question's way.
+func (o *Owner) lapse(at Instant, q *question) (ended bool) {
+	for i := range q.ask.Charges {
+		if !q.ds[i].Admitted && o.endLapsed(at, q.buckets[i]) {
+			ended = true
+		}
+	}
+	if ended {
+		for i := range q.ask.Charges {
+			o.touch(at, q.buckets[i])
+		}
+	}
+	return ended
+}
+
+// mayWait says whether a question that would be refused can be admitted soon: because leases that
+// cover it are recalled, or were already, or the ledger is asked. It recalls them.
+func (o *Owner) mayWait(at Instant, q *question, first bool) bool {
+	if len(o.parked) >= maxParked {
+		return false
+	}
+	// Look first and recall then: a recall for a request that another limit refuses helps nobody.
+	draw := false
+	for i := range q.ask.Charges {
+		c, b := &q.ask.Charges[i], q.buckets[i]
+		if q.ds[i].Admitted || c.Shadow {
+			continue
+		}
+		if b.limit.Durable() && o.draw(at, q.ids[i], b, c.Cost) {
+			draw = true
+			continue
+		}
+		if !o.covered(at, q, i) {
+			return false
+		}
+	}
+	if draw {
+		q.until = max(q.until, q.received+leastDraw)
+	}
+	if at.Now >= q.until {
+		return false
+	}
+	for i := range q.ask.Charges {
+		if !q.ds[i].Admitted && !q.ask.Charges[i].Shadow && !o.recall(at, q, i, first) && !draw {
+			return false
+		}
+	}
+	return true
+}
+
+// needs is what a charge's bucket lacks.
+func (o *Owner) needs(at Instant, q *question, i int) int64 {
+	c, b := &q.ask.Charges[i], q.buckets[i]
+	cost := c.Cost
+	if capacity := b.limit.Capacity(); cost > capacity {
+		cost = capacity // Debt waits for all of it
+	}
+	return cost - o.level(at, q.ids[i], b)
+}
+
+// covered says whether what can come back covers what a charge needs, and the Sizer agrees.
+func (o *Owner) covered(at Instant, q *question, i int) bool {
+	c, b := &q.ask.Charges[i], q.buckets[i]
+	if c.Cost > b.limit.Capacity() && c.Oversize != limiter.Debt || b.limit.Algorithm == limiter.SlidingWindow || b.limit.Algorithm == limiter.SlidingLog {
+		return false
+	}
+	if o.inFlight(b) {
+		return true
+	}
+	if o.backs(b, nil) < o.needs(at, q, i) {
+		return false
+	}
+	n := o.look(at, q.ids[i], b, q.peer, true)
+	return o.sizer.Recall(&o.sight, n, c.Cost)
+}
+
+// inFlight says whether a replacement that lowers a lease of a bucket is not acknowledged yet.
+func (o *Owner) inFlight(b *bucket) bool {
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		if s := o.pool.at(i); !s.is(seriesEnded) && s.is(seriesPending) && (s.depth < s.oldDepth || s.sent > 1 && uint64(s.share) < s.before()) {
+			return true
+		}
+	}
+	return false
+}
+
+// recall takes back what a charge needs, from the leases that hold most, and rate with it. It says
+// whether anything is on its way.
+func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
+	b, id := q.buckets[i], q.ids[i]
+	r := o.recalls[id]
+	if r == nil {
+		r = &recall{}
+		o.recalls[id] = r
+	}
+	if !first && !o.inFlight(b) {
+		r.backoff = max(int64(RecallEvery), min(2*r.backoff, 64*int64(RecallEvery)))
+		o.stats.Fruitless++
+	}
+	if at.Now < r.next+r.backoff {
+		return o.inFlight(b)
+	}
+	r.next = at.Now + int64(RecallEvery)
+	need := o.needs(at, q, i)
+	for _, h := range o.holders(b) {
+		if need <= 0 {
+			break
+		}
+		need -= o.recallOne(id, b, h, need)
+	}
+	return o.inFlight(b)
+}
+
+// holders lists the leases of a bucket that can be recalled, those that hold most first.
+func (o *Owner) holders(b *bucket) []uint32 {
+	var hs []uint32
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		s := o.pool.at(i)
+		if !s.is(seriesEnded|seriesInherited|seriesPending) && s.sent > 0 && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
+			hs = append(hs, i)
+		}
+	}
+	slices.SortStableFunc(hs, func(x, y uint32) int {
+		a, b := o.pool.at(x), o.pool.at(y)
+		return cmp.Or(cmp.Compare(b.level.value(), a.level.value()), cmp.Compare(a.peer, b.peer))
+	})
+	return hs
+}
+
+// recallOne lowers one lease so that it gives back what is needed, if it has as much, and returns what
+// is expected of it.
+func (o *Owner) recallOne(id uint32, b *bucket, i uint32, need int64) int64 {
+	s := o.pool.at(i)
+	level := min(s.level.value(), max(s.depth, s.lent()))
+	if level == 0 && s.depth == 0 {
+		return 0
+	}
+	// What was reported has been spent from since, or refilled: keep half of what may be spared.
+	keep := max(0, level-need-need/4) / 2
+	if s.is(seriesSlots) {
+		keep = max(0, s.lent()-need)
+		if keep >= s.depth {
+			keep = max(0, s.depth-need)
+		}
+	}
+	share := s.share
+	if keep == 0 {
+		share = 0
+	} else if s.depth > 0 {
+		share = uint32(float64(share) * float64(keep) / float64(max(keep, s.depth)))
+	}
+	if keep >= s.depth && share >= s.share {
+		return 0
+	}
+	o.set(b, s, share, min(keep, s.depth))
+	o.send(id, i)
+	o.stats.Recalls++
+	return level - keep
+}
+
+// park keeps a question for later.
+func (o *Owner) park(q *question, first bool) {
+	if first {
+		q.ask.Charges = slices.Clone(q.ask.Charges)
+	}
+	for i := range q.ask.Charges {
+		o.waiting[q.ids[i]]++
+	}
+	o.parked = append(o.parked, q)
+}
+
+// unpark decides the questions whose buckets were stirred, in the order in which they came.
+func (o *Owner) unpark(at Instant) {
+	if len(o.step.stirred) == 0 {
+		return
+	}
+	stirred := o.step.stirred
+	o.step.stirred = nil
+	old := o.parked
+	o.parked = nil
+	for n, q := range old {
+		if !slices.ContainsFunc(q.ids[:len(q.ask.Charges)], func(id uint32) bool { return slices.Contains(stirred, id) }) {
+			o.parked = append(o.parked, old[n])
+			continue
+		}
+		o.again(at, q)
+	}
+}
+
+// expire decides the questions whose time is over.
+func (o *Owner) expire(at Instant) {
+	old := o.parked
+	o.parked = nil
+	for _, q := range old {
+		if q.until > at.Now {
+			o.parked = append(o.parked, q)
+			continue
+		}
+		o.again(at, q)
+	}
+}
+
+// again decides a question that was parked.
+func (o *Owner) again(at Instant, q *question) {
+	o.unwait(q)
+	o.decide(at, q, false)
+}
+
+// unwait takes a question off the buckets that it waits for.
+func (o *Owner) unwait(q *question) {
+	for i := range q.ask.Charges {
+		if o.waiting[q.ids[i]]--; o.waiting[q.ids[i]] <= 0 {
+			delete(o.waiting, q.ids[i])
+		}
+	}
+}
+
+// decided answers a question.
+func (o *Owner) decided(at Instant, q *question, by int, taken uint32) {
+	d := AskDecision{ID: q.ask.ID, Refused: by, Left: o.validity(at, q)}
+	if by == NotOwner || by == TableFull {
+		o.to(q.peer).Decisions = append(o.to(q.peer).Decisions, d)
+		return
+	}
+	d.Charges = make([]ChargeDecision, len(q.ask.Charges))
+	for i := range q.ask.Charges {
+		d.Charges[i].Decision = q.ds[i]
+		switch {
+		case q.ask.Peek:
+		case by < 0 && taken>>i&1 == 1:
+			o.charged(at, q, i, &d.Charges[i])
+		case by >= 0 && !q.ds[i].Admitted && !q.ask.Charges[i].Shadow:
+			o.refuse(at, q, i)
+		}
+		if !q.ask.Peek && q.peer.session != 0 {
+			o.step.wants = append(o.step.wants, want{q.ids[i], q.peer.index, true})
+		}
+	}
+	switch {
+	case q.ask.Peek:
+	case by < 0:
+		o.stats.Direct++
+	default:
+		o.stats.Refused++
+	}
+	o.to(q.peer).Decisions = append(o.to(q.peer).Decisions, d)
+}
+
+// validity is for how long from the send of its request a decision holds: not beyond this owner's right
+// to grant.
+func (o *Owner) validity(at Instant, q *question) int64 {
+	left := int64(sessionFor)
+	if o.cfg.Break&BreakViewBound != 0 {
+		return left
+	}
+	for i := range q.ask.Charges {
+		if p := q.ask.Charges[i].Partition; uint64(p) < uint64(len(o.parts)) {
+			left = min(left, o.cfg.Rights.Left(at.Now, p))
+		}
+	}
+	return max(0, left) + (at.Now-q.received)*98/100
+}
+
+// charged puts a charge that was taken into a series, where its refund will belong.
+func (o *Owner) charged(at Instant, q *question, n int, d *ChargeDecision) {
+	b, id, cost := q.buckets[n], q.ids[n], q.ask.Charges[n].Cost
+	i := o.live(b, q.peer, at)
+	if i == 0 {
+		i, _ = o.link(b, q.peer, at)
+	}
+	if b.limit.Durable() {
+		o.prefetch(at, id, b)
+	}
+	s := o.pool.at(i)
+	d.Series = s.number()
+	if !s.is(seriesSlots) {
+		s.direct += float64(cost)
+		return
+	}
+	if d.Lent = cost > 0; d.Lent {
+		o.put(id, b, i, cost)
+	}
+}
+
+// put raises what was granted to a series. It is not taken from the level here.
+func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
+	s := o.pool.at(i)
+	s.granted += units
+	if s.is(seriesPending) {
+		s.flags |= seriesMore
+	} else {
+		o.set(b, s, s.share, s.depth)
+	}
+	o.send(id, i)
+	o.stats.Granted++
+}
+
+// refuse tells the holder for how long it need not ask.
+func (o *Owner) refuse(at Instant, q *question, i int) {
+	b, id, d := q.buckets[i], q.ids[i], &q.ds[i]
+	cost := q.ask.Charges[i].Cost
+	hold := refusalAlone
+	if share, depth := o.sums(b); share > 0 || depth > 0 {
+		hold = refusalLent
+	}
+	if b.limit.Algorithm == limiter.Semaphore {
+		hold = refusalSlots
+	}
+	hold = min(hold, int64(d.RetryAfter))
+	if hold <= 0 {
+		return
+	}
+	o.remember(at, id, q.peer, cost, hold)
+	o.to(q.peer).Refusals = append(o.to(q.peer).Refusals, Refusal{
+		Bucket: Bucket{b.partition, q.ask.Charges[i].Key}, Cost: cost, For: hold, RetryAfter: int64(d.RetryAfter), Level: d.Remaining,
+	})
+}
+
+// For how long a Refusal holds at most: where the owner has all of the bucket, where others hold
+// parts of it, and of slots.
+const (
+	refusalAlone = int64(time.Second)
+	refusalLent  = int64(250 * time.Millisecond)
+	refusalSlots = int64(20 * time.Millisecond)
+)
+
+// remember keeps a refusal, to end it when anything is credited.
+func (o *Owner) remember(at Instant, id uint32, p *peer, cost, hold int64) {
+	rs := slices.DeleteFunc(o.refusals[id], func(r refused) bool { return r.peer == p.index || r.until <= at.Now })
+	if len(rs) < maxRefused {
+		rs = append(rs, refused{p.index, cost, at.Now + hold})
+	}
+	o.refusals[id] = rs
+}
+
+// unrefuse ends the refusals that a credit has made untrue: one with For 0 says so.
+func (o *Owner) unrefuse(at Instant, id uint32, b *bucket) {
+	rs, ok := o.refusals[id]
+	if !ok {
+		return
+	}
+	level := o.level(at, id, b)
+	kept := rs[:0]
+	for _, r := range rs {
+		if r.until <= at.Now {
+			continue
+		}
+		if p := o.peers[r.peer]; p != nil && level >= r.cost {
+			if p.member && p.session != 0 {
+				o.to(p).Refusals = append(o.to(p).Refusals, Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: r.cost, Level: level})
+			}
+			continue
+		}
+		kept = append(kept, r)
+	}
+	if o.refusals[id] = kept; len(kept) == 0 {
+		delete(o.refusals, id)
+	}
+}
+
+// closeUnused forgets those buckets made for a question that nothing came of.
+func (o *Owner) closeUnused(at Instant, q *question) {
+	for ; q.fresh != 0; q.fresh &= q.fresh - 1 {
+		i := bits.TrailingZeros32(q.fresh)
+		b, _ := o.find(&q.ask.Charges[i].Key)
+		if b == nil || b != q.buckets[i] || b.first != 0 || o.waiting[q.ids[i]] > 0 || o.reservoirs[q.ids[i]] != nil {
+			continue
+		}
+		o.forget(q.ids[i], b)
+	}
+}

@@ -1,0 +1,234 @@
+package lease
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"headgate/limiter"
+)
+
+// Draw asks the ledger for a block of a durable limit. A retry is the same in all fields.
+type Draw struct {
+	Bucket
+	Limit limiter.Limit
+	Epoch uint64 // of the view that the owner had stepped to when it first asked
+	N     uint64 // rises with each draw of this owner for this bucket
+	// Want is what it asks for, Least what it needs to admit the smallest that waits, Holding all that
+	// it and its holders could still spend of earlier blocks.
+	Want, Least, Holding int64
+}
+
+// Drawn is what came of a Draw.
+type Drawn struct {
+	Bucket
+	N          uint64
+	Granted    int64
+	RetryAfter int64 // where nothing was granted: ns until Least would be; limiter.Never
+	Level      int64 // left in the ledger
+	Err        bool  // unknown: the same Draw is to be tried again
+	Window     int64 // of a fixed window: the window that the block is of
+}
+
+// reservoir is what the owner has of a durable limit's blocks. Nothing comes back to it by itself.
+type reservoir struct {
+	left    int64 // negative: debt, which the next blocks pay
+	window  int64 // of a fixed window: that of the block
+	ledger  int64 // left there, by the last answer
+	retryAt int64 // the ledger has nothing before, by Instant.Now
+	drawing bool
+	draw    Draw
+}
+
+// blockOf is what part of a limit one block is at most: what a crash loses. blockFor is for how long a
+// block should last.
+const (
+	blockOf  = 64
+	blockFor = 60 // s
+)
+
+// drawSoon is a retry-after while the ledger is asked.
+const drawSoon = 100 * time.Millisecond
+
+func (o *Owner) reservoir(id uint32) *reservoir {
+	r := o.reservoirs[id]
+	if r == nil {
+		r = &reservoir{}
+		o.reservoirs[id] = r
+	}
+	return r
+}
+
+// left is what the reservoir can give now. A block ends with its window; debt does not.
+func (o *Owner) left(at Instant, id uint32, b *bucket) int64 {
+	r := o.reservoir(id)
+	if b.limit.Algorithm != limiter.FixedWindow {
+		return r.left
+	}
+	switch w := int64(o.window(b, at)); {
+	case r.window < w:
+		r.left = min(r.left, 0)
+	case r.window > w:
+		return min(r.left, 0) // the ledger's clock is ahead
+	}
+	return r.left
+}
+
+// takeReservoir is limiter.Take of a durable limit.
+func (o *Owner) takeReservoir(at Instant, id uint32, b *bucket, cost int64, over limiter.Oversize, d *limiter.Decision) {
+	left, capacity := o.left(at, id, b), b.limit.Capacity()
+	r := o.reservoirs[id]
+	*d = limiter.Decision{At: reading(b.limit, at)}
+	switch {
+	case cost == 0:
+		d.Admitted = true
+	case cost <= capacity:
+		d.Admitted = cost <= left
+	default:
+		d.Admitted = over == limiter.Debt && left >= capacity
+	}
+	switch {
+	case d.Admitted:
+		r.left -= cost
+		left -= cost
+	case cost > capacity && over != limiter.Debt:
+		d.RetryAfter = limiter.Never
+	default:
+		d.RetryAfter = max(drawSoon, time.Duration(r.retryAt-at.Now))
+	}
+	d.Remaining = left + r.ledger
+	if b.limit.Algorithm == limiter.FixedWindow {
+		d.Reset = b.limit.Rate.Per - time.Duration(at.Wall%int64(b.limit.Rate.Per))
+	} else {
+		d.Reset = b.limit.Fill(max(0, capacity-d.Remaining))
+	}
+}
+
+// draw asks the ledger for what a cost needs, if it is not asked already. False: it has nothing now.
+func (o *Owner) draw(at Instant, id uint32, b *bucket, cost int64) bool {
+	r := o.reservoir(id)
+	if r.drawing {
+		return true
+	}
+	left, capacity := o.left(at, id, b), b.limit.Capacity()
+	least := min(cost, capacity) - left
+	if at.Now < r.retryAt || least <= 0 || !o.parts[b.partition].open(o, at, b.partition) {
+		return false
+	}
+	_, depth := o.sums(b)
+	o.draws++
+	r.drawing = true
+	r.draw = Draw{
+		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
+		Want: min(max(least, o.block(b)), capacity+max(0, -left)), Least: least, Holding: max(0, left) + depth,
+	}
+	o.drawing = append(o.drawing, id)
+	return true
+}
+
+// block is how much to draw: for some time of what is asked, and no more than a crash may lose.
+func (o *Owner) block(b *bucket) int64 {
+	demand := int64(0)
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		demand += min(o.pool.at(i).demand.value(), math.MaxInt64>>8) / 1024 * blockFor
+		demand = min(demand, limiter.MaxUnits)
+	}
+	most := max(1, b.limit.Capacity()/blockOf)
+	return max(1, most/16, min(demand, most))
+}
+
+// prefetch draws the next block before the last one is spent.
+func (o *Owner) prefetch(at Instant, id uint32, b *bucket) {
+	if block := o.block(b); o.left(at, id, b) < block/2 {
+		o.draw(at, id, b, min(block, b.limit.Capacity()))
+	}
+}
+
+// refill puts back what came back of a block.
+func (o *Owner) refill(at Instant, id uint32, b *bucket, s *series, units int64) {
+	r := o.reservoir(id)
+	if b.limit.Algorithm == limiter.FixedWindow && int64(s.high) != r.window {
+		r.left = min(r.left+units, max(r.left, 0)) // of a window that is over: it can only lower debt
+		return
+	}
+	r.left += units
+}
+
+// convertReservoir carries a bucket over where its limit comes to be durable, or ceases to be, or is
+// another durable one. What was spent stays spent.
+func (o *Owner) convertReservoir(at Instant, id uint32, b *bucket, from *limiter.Limit) {
+	to := b.limit
+	switch {
+	case from.Durable() && to.Durable():
+		r := o.reservoir(id)
+		r.left, r.retryAt, r.ledger = min(r.left, to.Capacity()), 0, 0
+	case from.Durable():
+		left := o.reservoir(id).left
+		delete(o.reservoirs, id)
+		now := reading(to, at)
+		b.state = to.EmptyAt(now, now)
+		to.Credit(&b.state, now, left, 0)
+		to.Debit(&b.state, now, -left)
+	default:
+		now := reading(from, at)
+		o.reservoir(id).left = min(0, from.Level(&b.state, now)-from.Capacity())
+		if from.Algorithm == limiter.Semaphore {
+			o.reservoir(id).left = 0
+		}
+		b.state = limiter.State{}
+	}
+}
+
+// Draws returns what is to be asked of the ledger, also again, until Drawn.
+func (o *Owner) Draws(at Instant) (ds []Draw) {
+	o.drawing = slices.DeleteFunc(o.drawing, func(id uint32) bool {
+		r, b := o.reservoirs[id], o.bucketOf(id)
+		if r == nil || !r.drawing || b.limit == nil {
+			return true
+		}
+		if o.parts[b.partition].since == 0 {
+			r.drawing = false
+			return true
+		}
+		ds = append(ds, r.draw)
+		return false
+	})
+	return ds
+}
+
+// Drawn is the ledger's answer; the Responses are decisions that waited for it.
+func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
+	o.begin(at)
+	b, id := o.find(&d.Key)
+	if b == nil {
+		return nil
+	}
+	r := o.reservoirs[id]
+	switch {
+	case r == nil || !r.drawing || r.draw.N != d.N || d.Err:
+		return nil
+	case d.Granted < 0 || d.Granted > 2*limiter.MaxUnits || d.RetryAfter < 0 || d.Window < 0:
+		o.stats.Rejected++
+		return nil
+	}
+	r.drawing = false
+	o.drawing = slices.DeleteFunc(o.drawing, func(x uint32) bool { return x == id })
+	r.ledger = d.Level
+	if o.parts[b.partition].since == 0 {
+		return nil // what it granted is lost
+	}
+	o.touch(at, b)
+	if d.Granted == 0 {
+		r.retryAt = at.Now + min(max(d.RetryAfter, int64(drawSoon)), never-at.Now)
+	} else if b.limit.Algorithm == limiter.FixedWindow && r.window != d.Window {
+		r.left, r.window = min(r.left, 0), d.Window
+	}
+	r.left += d.Granted
+	o.stir(id)
+	if d.Granted > 0 {
+		o.unrefuse(at, id, b)
+	}
+	o.unpark(at)
+	o.lend(at)
+	return o.flush()
+}

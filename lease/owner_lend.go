@@ -1,0 +1,221 @@
+package lease
+
+import (
+	"headgate/limiter"
+)
+
+// lend sizes the leases that a step asks for.
+func (o *Owner) lend(at Instant) {
+	for n := 0; n < len(o.step.wants); n++ {
+		w := o.step.wants[n]
+		asks := w.asks
+		again := false
+		for _, x := range o.step.wants[n+1:] {
+			again = again || x.id == w.id && x.peer == w.peer
+		}
+		if again { // once a step, after all that happened in it
+			for m := n + 1; m < len(o.step.wants); m++ {
+				if x := &o.step.wants[m]; x.id == w.id && x.peer == w.peer {
+					x.asks = x.asks || asks
+				}
+			}
+			continue
+		}
+		if b, p := o.bucketOf(w.id), o.peers[w.peer]; b.limit != nil && p != nil && p.member && p.session != 0 {
+			o.lendOne(at, w.id, b, p, asks)
+		}
+	}
+}
+
+// lendOne puts a peer's lease of a bucket to what the Sizer says, as far as there is as much (R1).
+func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks bool) {
+	switch {
+	case b.limit.Algorithm == limiter.SlidingWindow, b.limit.Algorithm == limiter.SlidingLog:
+		return // decided here
+	case b.limit.Algorithm == limiter.FixedWindow && o.window(b, at) == 0:
+		return
+	case !o.parts[b.partition].open(o, at, b.partition):
+		return
+	case b.limit.Algorithm == limiter.Semaphore && !o.rollComplete(at, &o.parts[b.partition]):
+		return
+	}
+	o.touch(at, b)
+	n := o.look(at, id, b, p, asks)
+	share, depth, grant, hold := o.sizer.Size(&o.sight, n)
+	i := o.live(b, p, at)
+	lost := uint32(0)
+	if i != 0 {
+		lost = o.pool.at(i).share
+	}
+	if o.short(b, i, max(share, lost)) && o.endLapsed(at, b) {
+		n = o.look(at, id, b, p, asks)
+		share, depth, grant, hold = o.sizer.Size(&o.sight, n)
+		i = o.live(b, p, at)
+	}
+	o.grant(at, id, b, p, i, share, depth, grant)
+	if b.limit.Durable() {
+		o.prefetch(at, id, b)
+	}
+	if hold > 0 {
+		o.hold(at, id, b, p, hold)
+	}
+}
+
+// short says whether a share is more than what others leave.
+func (o *Owner) short(b *bucket, but uint32, share uint32) bool {
+	lent, _ := o.sums(b)
+	if but != 0 {
+		own, _ := o.pool.at(but).counted()
+		lent -= own
+	}
+	return lent+uint64(share) > limiter.ShareOne
+}
+
+// grant cuts a lease to what there is and gives it.
+func (o *Owner) grant(at Instant, id uint32, b *bucket, p *peer, i uint32, share uint32, depth, grant int64) {
+	lentShare, lentDepth := o.sums(b)
+	var s *series
+	if i != 0 {
+		s = o.pool.at(i)
+		ownShare, ownDepth := s.counted()
+		lentShare, lentDepth = lentShare-ownShare, lentDepth-ownDepth
+	}
+	level := max(0, o.level(at, id, b))
+	grant = max(0, min(grant, level))
+	depth = max(0, depth)
+	slots := b.limit.Algorithm == limiter.Semaphore
+	if b.limit.Algorithm != limiter.GCRA || b.limit.Durable() {
+		share = 0
+	}
+	if lentShare >= limiter.ShareOne {
+		share = 0
+	}
+	share = min(share, uint32(limiter.ShareOne-min(lentShare, limiter.ShareOne)))
+	if o.cfg.Break&BreakDepth == 0 && !slots {
+		depth = min(depth, o.deepest(at, id, b, s, lentDepth, grant))
+	}
+	depth = min(depth, b.limit.Capacity())
+	if depth == 0 && !slots {
+		share, grant = 0, 0
+	}
+	grant = min(grant, depth)
+	if s == nil {
+		if depth == 0 && grant == 0 {
+			return
+		}
+		i, s = o.link(b, p, at)
+	}
+	o.change(at, id, b, i, s, share, depth, grant)
+}
+
+// deepest is the most that a lease may hold beside what others do (R1). Where nothing refills, a depth
+// beyond what was taken out of the level would take it out, too, and nobody would get it.
+func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, grant int64) int64 {
+	capacity := b.limit.Capacity()
+	switch {
+	case b.limit.Durable():
+		if s != nil {
+			grant += s.granted - s.returned - s.refunded
+		}
+		return max(0, min(grant, capacity-others))
+	case b.limit.Algorithm == limiter.FixedWindow:
+		return max(0, min(capacity, capacity-o.level(at, id, b)+grant)-others)
+	}
+	return max(0, capacity-others)
+}
+
+// change puts a lease under a share and depth and tokens into it. While a replacement is under way it
+// only adds tokens.
+func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, share uint32, depth, grant int64) {
+	replace := s.sent == 0 || grant == 0 && (far(int64(s.share), int64(share)) || far(s.depth, depth)) ||
+		grant > 0 && (s.share != share || s.depth != depth)
+	if s.is(seriesPending) {
+		grant = min(grant, s.depth)
+		replace = false
+	}
+	if !replace && grant == 0 {
+		return
+	}
+	slots := s.is(seriesSlots)
+	if grant > 0 {
+		o.debit(at, id, b, grant)
+		s.granted += grant
+		o.stats.Granted++
+	}
+	switch {
+	case s.is(seriesPending):
+		s.flags |= seriesMore
+	case replace:
+		o.set(b, s, share, depth)
+	default:
+		o.set(b, s, s.share, s.depth)
+	}
+	o.send(id, i)
+	if !slots {
+		o.advance(b, reading(b.limit, at)) // Σc may have risen
+	}
+}
+
+// far says whether two figures differ by more than a sixteenth, or one is 0.
+func far(is, should int64) bool {
+	d := is - should
+	return (is == 0) != (should == 0) || max(d, -d) > max(is, should)/16
+}
+
+// hold refuses all further asks of a peer for a while: what its lease brings is its part.
+func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
+	hold = min(hold, refusalAlone)
+	level := o.level(at, id, b)
+	retry := int64(b.limit.Fill(1 - min(level, 0)))
+	o.remember(at, id, p, 1, hold)
+	o.to(p).Refusals = append(o.to(p).Refusals, Refusal{
+		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(hold, retry), Level: level,
+	})
+}
+
+// look fills what a Sizer sees of a bucket that was touched, and returns the peer's place in it.
+func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n int) {
+	v := &o.sight
+	share, depth := o.sums(b)
+	*v = Sight{
+		Now: at.Now, Limit: b.limit, Level: o.level(at, id, b),
+		Share: uint32(min(share, limiter.ShareOne)), Outstanding: depth, Holders: v.Holders[:0],
+	}
+	o.looks++
+	n = -1
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		s := o.pool.at(i)
+		q := o.peers[s.peer]
+		if q.look != o.looks {
+			q.look, q.place = o.looks, len(v.Holders)
+			v.Holders = append(v.Holders, SightHolder{Live: q.member && q.deadline >= at.Now})
+		}
+		s.show(&v.Holders[q.place], at.Now)
+		if q == p {
+			n = q.place
+		}
+	}
+	if n < 0 {
+		n = len(v.Holders)
+		v.Holders = append(v.Holders, SightHolder{Live: true})
+	}
+	v.Holders[n].Asks = asks
+	return n
+}
+
+// show adds a series to what a Sizer sees of its holder.
+func (s *series) show(h *SightHolder, now int64) {
+	share, depth := s.counted()
+	if s.is(seriesSlots) {
+		h.Depth += s.depth
+		h.Level += s.lent()
+	} else if depth > 0 {
+		h.Share += uint32(min(share, limiter.ShareOne))
+		h.Depth += depth
+		h.Level += min(s.level.value(), depth)
+	}
+	if at := s.reported(now); at >= h.At {
+		h.At, h.Demand = at, s.demand.value()
+		h.Cost = max(s.cost.value(), h.Cost)
+	}
+}

@@ -1,0 +1,151 @@
+package lease
+
+import (
+	"cmp"
+	"slices"
+
+	"headgate/limiter"
+)
+
+// OwnerLevel is a bucket as an operator sees it.
+type OwnerLevel struct {
+	Key       limiter.Key
+	Partition uint32
+	Limit     limiter.Limit
+	// Level is what a direct decision could take without a recall, negative in debt; of a semaphore,
+	// slots not lent.
+	Level  int64
+	Debt   int64  // how far the level is below zero
+	Window int64  // of a fixed window: the one that is open
+	Lent   uint32 // of the rate, in 1/ShareOne
+	// Outstanding is what holders may still spend at once; of a semaphore, slots lent.
+	Outstanding int64
+	Holders     []OwnerHolding
+}
+
+// OwnerHolding is one series of a bucket.
+type OwnerHolding struct {
+	Holder            uint64
+	Name              string // "" where it is in no view that this owner saw
+	Granter, Series   uint64
+	Share             uint32 // the larger of what may be in force
+	Depth             int64  // the same
+	Granted, Returned int64
+	Outstanding       int64 // the depth; of a semaphore, slots lent
+	Level             int64 // in the lease, as last reported
+	Live              bool  // the lease counts and its session holds
+}
+
+// OwnerStats counts.
+type OwnerStats struct {
+	Buckets, Series, Parked, Sessions int
+	Outstanding                       int64  // Σ of all leases' depths
+	Rejected                          uint64 // parts of messages that could not be true
+	Granted                           uint64 // leases granted or topped up
+	Direct                            uint64 // asks admitted directly
+	Refused                           uint64 // asks refused
+	Recalls                           uint64 // leases recalled
+	Fruitless                         uint64 // recalls that did not bring the cost
+	Ended                             uint64 // sessions ended with what they held counted as spent
+	Forgotten                         uint64 // series that were reported and are unknown
+	LostDebt                          int64  // units of debt reported for unknown series
+	SlotsLost                         uint64 // slots of processes that left, free again
+	// Stranded is Σ of what leases held by their last reports when asks were refused.
+	Stranded int64
+}
+
+// Levels lists a tenant's buckets by limit and subject; of tenant "", those that no tenant owns. It
+// looks at every bucket.
+func (o *Owner) Levels(at Instant, tenant string) []OwnerLevel {
+	return o.levels(at, func(k *limiter.Key) bool { return k.Tenant == tenant })
+}
+
+// AllLevels lists all buckets.
+func (o *Owner) AllLevels(at Instant) []OwnerLevel {
+	return o.levels(at, func(*limiter.Key) bool { return true })
+}
+
+func (o *Owner) levels(at Instant, is func(*limiter.Key) bool) (ls []OwnerLevel) {
+	o.eachBucket(func(id uint32, b *bucket) {
+		k := o.keyOf(id)
+		if !is(&k) || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
+			return
+		}
+		o.touch(at, b)
+		share, depth := o.sums(b)
+		l := OwnerLevel{
+			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.level(at, id, b),
+			Window: int64(o.window(b, at)), Lent: uint32(min(share, limiter.ShareOne)), Outstanding: depth,
+		}
+		if l.Debt = max(0, -l.Level); b.limit.Algorithm == limiter.Semaphore {
+			l.Outstanding = b.limit.Burst - l.Level
+		}
+		for i := b.first; i != 0; i = o.pool.at(i).next {
+			l.Holders = append(l.Holders, o.holding(at, i))
+		}
+		ls = append(ls, l)
+	})
+	slices.SortFunc(ls, func(a, b OwnerLevel) int {
+		return cmp.Or(cmp.Compare(a.Key.Tenant, b.Key.Tenant), cmp.Compare(a.Key.Limit, b.Key.Limit), cmp.Compare(a.Key.Subject, b.Key.Subject))
+	})
+	return ls
+}
+
+func (o *Owner) holding(at Instant, i uint32) OwnerHolding {
+	s := o.pool.at(i)
+	p := o.peers[s.peer]
+	share, depth := s.counted()
+	h := OwnerHolding{
+		Holder: p.incarnation, Name: p.name, Granter: o.cfg.Self, Series: s.number(),
+		Share: uint32(min(share, limiter.ShareOne)), Depth: depth, Granted: s.granted, Returned: s.returned,
+		Outstanding: depth, Level: s.level.value(), Live: !s.is(seriesEnded) && p.deadline >= at.Now,
+	}
+	if s.is(seriesInherited) {
+		h.Granter, h.Live = o.inherited[i].granter, !s.is(seriesEnded)
+	}
+	if s.is(seriesSlots) {
+		h.Outstanding, h.Depth = s.lent(), s.depth
+	}
+	return h
+}
+
+// Sweep looks at up to budget buckets, going on where the last left off, and forgets those that are
+// full and owe, lend and remember nothing.
+func (o *Owner) Sweep(at Instant, budget int) (forgotten int) {
+	t := &o.table
+	for range min(budget, t.ids()) {
+		id := t.next(t.cursor)
+		t.cursor = id + 1<<classBits
+		slab, _, i := t.at(id)
+		if slab.inUse(i) && o.idle(at, id, &slab.values[i]) {
+			o.forget(id, &slab.values[i])
+			forgotten++
+		}
+	}
+	return forgotten
+}
+
+// idle says whether nothing would be lost with a bucket.
+func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
+	if b.first != 0 || o.waiting[id] > 0 || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
+		return false
+	}
+	if b.limit.Durable() {
+		r := o.reservoirs[id]
+		return r == nil || !r.drawing && o.left(at, id, b) == 0
+	}
+	o.touch(at, b)
+	return b.limit.Full(&b.state, reading(b.limit, at))
+}
+
+// Stats counts.
+func (o *Owner) Stats() OwnerStats {
+	s := o.stats
+	s.Buckets, s.Series, s.Parked = int(o.table.live), o.pool.live, len(o.parked)
+	for _, p := range o.peers {
+		if p != nil && p.session != 0 {
+			s.Sessions++
+		}
+	}
+	return s
+}

@@ -1,0 +1,627 @@
+package lease
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"headgate/limiter"
+)
+
+// part is a partition.
+type part struct {
+	since uint64 // the view since which it is this process's; 0: it is not
+	from  uint64 // who owned it in the view before that one; 0: nobody, or unknown
+	step  int64  // when that view was stepped to
+
+	started  bool // it was granted of, or could be: nothing can be handed over any more
+	accepted bool // what the owner of before knew is here
+
+	full      bool  // what is not mentioned is full; else it was empty at:
+	floor     int64 // by Instant.Now
+	floorWall int64 // by Instant.Wall
+
+	slotsAt int64 // before it no slots are lent: a process that left may have some
+}
+
+// open says whether this owner may grant for the partition now (V1, V4).
+func (x *part) open(o *Owner, at Instant, p uint32) bool {
+	if o.cfg.Rights.Left(at.Now, p) <= 0 {
+		return false
+	}
+	if !x.started {
+		if !x.accepted && !x.full && at.Now < x.step+o.cfg.Wait && o.cfg.Break&BreakWait == 0 {
+			return false
+		}
+		x.started = true
+	}
+	return true
+}
+
+// known says whether nothing that the owner of before knew can come any more.
+func (x *part) known(o *Owner, at Instant) bool {
+	return x.accepted || x.started || x.full || at.Now >= x.step+o.cfg.Wait
+}
+
+// giving is a partition that is to be handed over.
+type giving struct {
+	partition uint32
+	to        uint64
+	epoch     uint64
+	nothing   bool // its levels are not known here
+	part      part
+	ids       []uint32
+}
+
+// saved is what Load was given.
+type saved struct {
+	epoch uint64
+	parts map[uint32]*Handoff
+}
+
+// Step goes on to a view, after Rights did. Lost partitions stop and are kept for HandOffs; gained
+// ones wait until they are handed over or the takeover wait has passed. A view that was skipped is
+// seen by its number: what was owned before it counts as owned afresh.
+func (o *Owner) Step(at Instant, v *View) {
+	if v == nil || o.view != nil && v.Epoch <= o.view.Epoch {
+		return
+	}
+	old, was := o.view, o.parts
+	follows := old != nil && v.Epoch == old.Epoch+1 && len(v.Owners) == len(was)
+	o.view = v
+	o.stepPeers(at, v)
+	o.stepAway(v, was, follows)
+	gone := !follows && v.Epoch != 1 || follows && lacks(v, old)
+	next := make([]part, len(v.Owners))
+	var drop []uint32
+	for p := range next {
+		mine := v.OwnerOf(uint32(p)).Incarnation == o.cfg.Self
+		before := p < len(was) && was[p].since != 0
+		switch {
+		case !mine:
+		case follows && before:
+			next[p] = was[p]
+			if gone && !o.allRolled(was[p].since, old) {
+				next[p].slotsAt = at.Now + o.cfg.Wait
+			}
+		default:
+			next[p] = o.gained(at, v, old, uint32(p), follows, gone)
+			drop = append(drop, uint32(p))
+		}
+	}
+	o.parts = next
+	o.regain(drop)
+	o.load(at, v)
+	for _, q := range o.parked {
+		for i := range q.ask.Charges {
+			if p := q.ask.Charges[i].Partition; uint64(p) >= uint64(len(next)) || next[p].since == 0 {
+				q.until = at.Now // Tick refuses it
+			}
+		}
+	}
+	o.early = slices.DeleteFunc(o.early, func(e early) bool {
+		return uint64(e.report.Partition) >= uint64(len(next)) || next[e.report.Partition].since == 0
+	})
+}
+
+// lacks says whether a view lacks a process that was in the one before.
+func lacks(v, old *View) bool {
+	return slices.ContainsFunc(old.Members, func(m Member) bool { return !v.has(m.Incarnation) })
+}
+
+func (v *View) has(incarnation uint64) bool {
+	return slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == incarnation })
+}
+
+// stepPeers notes who is in the view.
+func (o *Owner) stepPeers(at Instant, v *View) {
+	for _, m := range v.Members {
+		p := o.peer(m.Incarnation)
+		if p == nil {
+			p = o.addPeer(m.Incarnation)
+		}
+		if p != nil {
+			p.member, p.name = true, m.Name
+		}
+	}
+	for _, p := range o.peers {
+		if p != nil && p.member && !v.has(p.incarnation) {
+			p.member, p.gone = false, at.Now
+			o.buryAt = min(o.buryAt, at.Now+o.cfg.Wait)
+		}
+	}
+}
+
+// gained is a partition that this process owns since v.
+func (o *Owner) gained(at Instant, v, old *View, p uint32, follows, gone bool) part {
+	x := part{since: v.Epoch, step: at.Now, floor: at.Now + o.cfg.Wait, floorWall: math.MaxInt64}
+	if at.Wall > 0 {
+		x.floorWall = at.Wall + o.cfg.Wait
+	}
+	if follows {
+		x.from = old.OwnerOf(p).Incarnation
+	}
+	if gone {
+		x.slotsAt = at.Now + o.cfg.Wait
+	}
+	if v.Epoch == 1 { // V5: nobody can have granted before the first view
+		x.full, x.started = true, true
+	}
+	return x
+}
+
+// stepAway stops the partitions that v takes away and lists what is to be handed over.
+func (o *Owner) stepAway(v *View, was []part, follows bool) {
+	o.giving = slices.DeleteFunc(o.giving, func(g *giving) bool {
+		if g.to == v.OwnerOf(g.partition).Incarnation && follows {
+			return false
+		}
+		if v.OwnerOf(g.partition).Incarnation == 0 && g.to == 0 {
+			return false // for Save
+		}
+		o.dropAll(g.ids)
+		return true
+	})
+	lost := map[uint32]*giving{}
+	for p := range was {
+		if was[p].since == 0 {
+			continue
+		}
+		to := v.OwnerOf(uint32(p)).Incarnation
+		if to == o.cfg.Self && follows {
+			continue
+		}
+		g := &giving{partition: uint32(p), to: to, epoch: v.Epoch, part: was[p], nothing: !was[p].started && !was[p].accepted || !follows}
+		if o.cfg.Break&BreakNothing != 0 {
+			g.nothing = false
+		}
+		lost[uint32(p)] = g
+		o.giving = append(o.giving, g)
+	}
+	if len(lost) == 0 {
+		return
+	}
+	o.eachBucket(func(id uint32, b *bucket) {
+		if g := lost[b.partition]; g != nil {
+			g.ids = append(g.ids, id)
+		}
+	})
+	// What goes to nobody and isn't known is of no use; and this process gets nothing of itself.
+	o.giving = slices.DeleteFunc(o.giving, func(g *giving) bool {
+		if g.to != o.cfg.Self && (g.to != 0 || !g.nothing) {
+			return false
+		}
+		o.dropAll(g.ids)
+		return true
+	})
+}
+
+func (o *Owner) dropAll(ids []uint32) {
+	for _, id := range ids {
+		if b := o.bucketOf(id); b.limit != nil {
+			o.forget(id, b)
+		}
+	}
+}
+
+// regain forgets what is here of partitions that come back: what was kept to be handed over is not
+// gone on with (V3).
+func (o *Owner) regain(parts []uint32) {
+	if len(parts) == 0 {
+		return
+	}
+	back := map[uint32]bool{}
+	for _, p := range parts {
+		back[p] = true
+	}
+	o.giving = slices.DeleteFunc(o.giving, func(g *giving) bool { return back[g.partition] })
+	var ids []uint32
+	o.eachBucket(func(id uint32, b *bucket) {
+		if back[b.partition] {
+			ids = append(ids, id)
+		}
+	})
+	o.dropAll(ids)
+}
+
+// eachBucket calls f for every bucket, in the order of their places. f must not add or remove any.
+func (o *Owner) eachBucket(f func(id uint32, b *bucket)) {
+	for class := range o.table.pools {
+		for i := range o.table.pools[class].used {
+			id := i<<classBits | uint32(class)
+			if slab, _, at := o.table.at(id); slab.inUse(at) {
+				f(id, &slab.values[at])
+			}
+		}
+	}
+}
+
+// HandOffs returns what is to be handed over, also again, until HandedOff acknowledges it.
+func (o *Owner) HandOffs(at Instant) (hs []*Handoff) {
+	for _, g := range o.giving {
+		if g.to != 0 {
+			hs = append(hs, o.handOff(at, g))
+		}
+	}
+	return hs
+}
+
+// handOff is all that is known of a partition (V3).
+func (o *Owner) handOff(at Instant, g *giving) *Handoff {
+	h := &Handoff{From: o.cfg.Self, To: g.to, Epoch: g.epoch, Partition: g.partition, Nothing: g.nothing}
+	if g.nothing {
+		return h
+	}
+	if h.Floor = FloorNever; !g.part.full {
+		h.Floor = max(0, at.Now-g.part.floor)
+	}
+	for _, id := range g.ids {
+		b := o.bucketOf(id)
+		if b.limit == nil || b.limit.Algorithm == limiter.Semaphore {
+			continue
+		}
+		o.touch(at, b)
+		h.Buckets = append(h.Buckets, o.handBucket(at, id, b))
+	}
+	return h
+}
+
+// handBucket is one bucket of a hand-over. The State of a window or log has the wall's reading before
+// it, in 8 bytes.
+func (o *Owner) handBucket(at Instant, id uint32, b *bucket) HandedBucket {
+	h := HandedBucket{Key: o.keyOf(id), Limit: *b.limit}
+	now := reading(b.limit, at)
+	if b.limit.Algorithm != limiter.GCRA {
+		h.State = binary.BigEndian.AppendUint64(nil, uint64(now))
+	}
+	if b.limit.Durable() {
+		h.State = nil
+		r := o.reservoir(id)
+		h.Drawn, h.Block = r.left, uint64(r.window)
+	} else {
+		h.State = b.limit.AppendState(h.State, &b.state, now)
+	}
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		s := o.pool.at(i)
+		if s.is(seriesSlots) {
+			continue
+		}
+		share, depth := s.counted()
+		x := HandedSeries{
+			Holder: o.peers[s.peer].incarnation, Granter: o.cfg.Self, Series: s.number(), Number: uint64(s.sent),
+			Share: uint32(min(share, math.MaxUint32)), Depth: depth,
+			Granted: s.granted, Returned: s.returned, Refunded: s.refunded, Debt: s.debt, Window: int64(s.high),
+		}
+		if b.limit.Algorithm != limiter.FixedWindow {
+			x.Window = 0
+		}
+		// What direct decisions took and the share brought may come back, too.
+		x.Granted = min(x.Granted+int64(min(s.direct, maxOutstanding)), maxTotal)
+		end := o.peers[s.peer].deadline
+		if s.is(seriesInherited) {
+			x.Granter, end = o.inherited[i].granter, o.inherited[i].end
+		}
+		if x.Left = max(0, end-at.Now); s.is(seriesEnded) || x.Left == 0 {
+			x.Left, x.Share, x.Depth = 0, 0, 0
+		}
+		h.Series = append(h.Series, x)
+	}
+	return h
+}
+
+// HandedOff says that the receiver has a Handoff.
+func (o *Owner) HandedOff(partition uint32, epoch uint64) {
+	o.giving = slices.DeleteFunc(o.giving, func(g *giving) bool {
+		if g.partition != partition || g.epoch != epoch || g.to == 0 {
+			return false
+		}
+		o.dropAll(g.ids)
+		return true
+	})
+}
+
+// Accept takes over a partition from its owner of before: once, before anything was granted of it
+// in this epoch. It returns true also for a repetition of what it accepted, and for one that it will
+// never have a use for, so that the sender can forget it. False: not now.
+func (o *Owner) Accept(at Instant, h *Handoff) bool {
+	if o.view == nil || h.Epoch > o.view.Epoch {
+		return false // this process has not stepped so far
+	}
+	if h.To != o.cfg.Self || uint64(h.Partition) >= uint64(len(o.parts)) || h.Epoch == 0 {
+		o.stats.Rejected++
+		return false
+	}
+	x := &o.parts[h.Partition]
+	switch {
+	case x.since != h.Epoch, h.From != x.from, h.From == 0:
+		if x.since == h.Epoch {
+			o.stats.Rejected++ // it is not the sender's to give
+			return false
+		}
+		return true
+	case h.Nothing, x.accepted, x.started:
+		return true
+	case !o.validHandoff(h):
+		o.stats.Rejected++
+		return false
+	}
+	o.begin(at)
+	o.install(at, x, h)
+	for i := range h.Buckets {
+		o.installBucket(at, h.Partition, &h.Buckets[i])
+	}
+	o.cfg.Rights.Started(at.Now, h.Epoch, h.Partition)
+	o.installEarly(at, h.Partition)
+	return true
+}
+
+// install takes the floor.
+func (o *Owner) install(at Instant, x *part, h *Handoff) {
+	x.accepted = true
+	if h.Floor == FloorNever || o.cfg.Break&BreakFloor != 0 {
+		x.full = true
+		return
+	}
+	x.floor = at.Now - h.Floor
+	if x.floorWall = math.MaxInt64; at.Wall > 0 {
+		x.floorWall = at.Wall - h.Floor
+	}
+}
+
+// validHandoff checks what came from outside.
+func (o *Owner) validHandoff(h *Handoff) bool {
+	if h.Floor < FloorNever {
+		return false
+	}
+	seen := make(map[limiter.Key]bool, len(h.Buckets))
+	for i := range h.Buckets {
+		b := &h.Buckets[i]
+		if b.Limit.Validate() != nil || b.Limit.Algorithm == limiter.Semaphore || seen[b.Key] || !o.placed(&Bucket{h.Partition, b.Key}) ||
+			b.Drawn < -maxTotal || b.Drawn > maxTotal {
+			return false
+		}
+		seen[b.Key] = true
+		if _, err := restore(b, Instant{Now: 1, Wall: 1}); err != nil {
+			return false
+		}
+		for j := range b.Series {
+			s := &b.Series[j]
+			if min(s.Depth, s.Left, s.Granted, s.Returned, s.Refunded, s.Debt, s.Window) < 0 || s.Depth > limiter.MaxUnits ||
+				max(s.Granted, s.Returned, s.Refunded, s.Debt) > maxTotal || s.Window > math.MaxUint32 || s.Number > math.MaxUint32 ||
+				s.Series>>numberBits != 0 || s.Granter == 0 || s.Granter == o.cfg.Self || s.Holder == 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// restore reads a handed state.
+func restore(b *HandedBucket, at Instant) (limiter.State, error) {
+	if b.Limit.Durable() {
+		return limiter.State{}, nil
+	}
+	state, saved := b.State, int64(0)
+	if b.Limit.Algorithm != limiter.GCRA {
+		if len(state) < 8 {
+			return limiter.State{}, ErrSaved
+		}
+		saved, state = int64(binary.BigEndian.Uint64(state)&math.MaxInt64), state[8:]
+	}
+	return b.Limit.RestoreState(state, saved, reading(&b.Limit, at))
+}
+
+// installBucket takes one bucket.
+func (o *Owner) installBucket(at Instant, p uint32, h *HandedBucket) {
+	b, id := o.find(&h.Key)
+	if b != nil {
+		o.forget(id, b)
+	}
+	b, id = o.make(&h.Key, o.intern(&h.Limit), p, at)
+	state, err := restore(h, at)
+	if err != nil {
+		return // validHandoff has seen it
+	}
+	b.state = state
+	if h.Limit.Durable() {
+		r := o.reservoir(id)
+		r.left, r.window = h.Drawn, int64(h.Block)
+	}
+	for i := range h.Series {
+		o.installSeries(at, b, &h.Series[i])
+	}
+	o.advance(b, reading(b.limit, at))
+}
+
+func (o *Owner) installSeries(at Instant, b *bucket, h *HandedSeries) {
+	p := o.peer(h.Holder)
+	if p == nil {
+		if p = o.addPeer(h.Holder); p == nil {
+			return
+		}
+		p.gone = at.Now
+		o.buryAt = min(o.buryAt, at.Now+o.cfg.Wait)
+	}
+	i, s := o.pool.open()
+	*s = series{
+		tagged: h.Series, granted: h.Granted, returned: h.Returned, refunded: h.Refunded, debt: h.Debt,
+		share: h.Share, depth: h.Depth, sent: uint32(h.Number), peer: p.index, next: b.first, flags: seriesInherited,
+	}
+	if b.limit.Algorithm == limiter.FixedWindow {
+		s.share, s.high = 0, uint32(h.Window)
+	}
+	b.first = i
+	o.inherited[i] = inherited{h.Granter, at.Now + h.Left}
+	if h.Left == 0 {
+		s.flags |= seriesEnded
+		s.share, s.depth = 0, 0
+	}
+	_, depth := s.counted()
+	o.stats.Outstanding += depth
+}
+
+// installEarly applies the reports that came before the hand-over.
+func (o *Owner) installEarly(at Instant, partition uint32) {
+	kept := o.early[:0]
+	for i := range o.early {
+		e := &o.early[i]
+		if e.report.Partition != partition {
+			kept = append(kept, *e)
+			continue
+		}
+		if p := o.peer(e.holder); p != nil {
+			o.report(at, p, e.epoch, &e.report)
+		}
+	}
+	clear(o.early[len(kept):])
+	o.early = kept
+}
+
+// rollComplete says whether all slots that others lent of a partition are known here.
+func (o *Owner) rollComplete(at Instant, x *part) bool {
+	return x.since == 1 || at.Now >= x.slotsAt && o.allRolled(x.since, o.view)
+}
+
+// allRolled says whether every member of a view has answered the roll call of an epoch.
+func (o *Owner) allRolled(since uint64, v *View) bool {
+	for _, m := range v.Members {
+		if p := o.peer(m.Incarnation); p == nil || p.rolled < since {
+			return false
+		}
+	}
+	return true
+}
+
+// Owing lists the members that have owed this owner a roll for more than 3 s.
+func (o *Owner) Owing(at Instant) (owing []uint64) {
+	newest := uint64(0)
+	for i := range o.parts {
+		if x := &o.parts[i]; x.since > 1 && at.Now-x.step > rollOwed {
+			newest = max(newest, x.since)
+		}
+	}
+	if newest == 0 {
+		return nil
+	}
+	for _, m := range o.view.Members {
+		if p := o.peer(m.Incarnation); p == nil || p.rolled < newest {
+			owing = append(owing, m.Incarnation)
+		}
+	}
+	return owing
+}
+
+// bury forgets the processes that left long enough ago: their slots are free again.
+func (o *Owner) bury(at Instant) {
+	o.buryAt = never
+	dead := map[uint16]bool{}
+	for _, p := range o.peers {
+		switch {
+		case p == nil || p.member:
+		case at.Now < p.gone+o.cfg.Wait:
+			o.buryAt = min(o.buryAt, p.gone+o.cfg.Wait)
+		default:
+			dead[p.index] = true
+		}
+	}
+	if len(dead) == 0 {
+		return
+	}
+	o.eachBucket(func(id uint32, b *bucket) {
+		for i := b.first; i != 0; {
+			s := o.pool.at(i)
+			next := s.next
+			if dead[s.peer] && (!s.is(seriesInherited) || s.is(seriesEnded) || o.inherited[i].end <= at.Now) {
+				o.touch(at, b)
+				if s.is(seriesSlots) {
+					o.stats.SlotsLost += uint64(s.lent())
+					o.credit(at, id, b, s, s.lent())
+				}
+				o.unlink(b, i)
+				o.stir(id)
+			} else if dead[s.peer] {
+				dead[s.peer] = false // a lease of an owner of before has not ended yet
+				o.buryAt = min(o.buryAt, o.inherited[i].end)
+			}
+			i = next
+		}
+	})
+	for _, p := range o.peers {
+		if p != nil && dead[p.index] {
+			delete(o.index, p.incarnation)
+			o.peers[p.index] = nil
+		}
+	}
+	o.parked = slices.DeleteFunc(o.parked, func(q *parked) bool {
+		if !dead[q.peer.index] {
+			return false
+		}
+		o.unwait(q)
+		return true
+	})
+}
+
+// Save returns all partitions that this process owned and nobody took over, for the next process
+// on this node, with the epoch of its last view. It is for a process that grants nothing more.
+func (o *Owner) Save(at Instant) (epoch uint64, hs []*Handoff) {
+	if o.view == nil {
+		return 0, nil
+	}
+	for _, g := range o.giving {
+		if g.to == 0 && !g.nothing {
+			hs = append(hs, o.handOff(at, g))
+		}
+	}
+	owned := map[uint32]*giving{}
+	for p := range o.parts {
+		if x := &o.parts[p]; x.since != 0 && (x.started || x.accepted) {
+			owned[uint32(p)] = &giving{partition: uint32(p), epoch: o.view.Epoch, part: *x}
+		}
+	}
+	o.eachBucket(func(id uint32, b *bucket) {
+		if g := owned[b.partition]; g != nil {
+			g.ids = append(g.ids, id)
+		}
+	})
+	for p := range o.parts {
+		if g := owned[uint32(p)]; g != nil {
+			hs = append(hs, o.handOff(at, g))
+		}
+	}
+	return o.view.Epoch, hs
+}
+
+// Load gives back what Save returned, before the first Step. It is used only where the first view
+// that this process steps to is the one after, and for what that view gives it.
+func (o *Owner) Load(epoch uint64, hs []*Handoff) {
+	o.loaded = &saved{epoch, map[uint32]*Handoff{}}
+	for _, h := range hs {
+		o.loaded.parts[h.Partition] = h
+	}
+}
+
+// load uses what Load was given (V5).
+func (o *Owner) load(at Instant, v *View) {
+	l := o.loaded
+	if l == nil {
+		return
+	}
+	if v.Epoch > l.epoch {
+		o.loaded = nil
+	}
+	if v.Epoch != l.epoch+1 {
+		return
+	}
+	for p := range o.parts {
+		x, h := &o.parts[p], l.parts[uint32(p)]
+		if x.since != v.Epoch || h == nil || h.Nothing || !o.validHandoff(h) {
+			continue
+		}
+		o.install(at, x, h)
+		for i := range h.Buckets {
+			h.Buckets[i].Series = nil // who holds anything was told by a process that is gone
+			o.installBucket(at, uint32(p), &h.Buckets[i])
+		}
+		o.cfg.Rights.Started(at.Now, v.Epoch, uint32(p))
+	}
+}
