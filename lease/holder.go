@@ -1,6 +1,14 @@
 package lease
 
 import (
+	"cmp"
+	"hash/maphash"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
 	"headgate/limiter"
 )
 
@@ -17,14 +25,102 @@ type HolderConfig struct {
 	Break Rule // for tests that show that a broken rule is missed; 0 in use
 }
 
+const (
+	// maxSaid bounds the reports of a Request, and the leases and refusals of a Response.
+	maxSaid = 1024
+	// maxFlight bounds the requests to one owner of which it is remembered what they said. What an older
+	// one said is said again.
+	maxFlight = 64
+	// maxAsked bounds the asks of which it is remembered whom they went to; a power of two.
+	maxAsked = 1 << 13
+	// maxTerms bounds the limits that are shared between leases.
+	maxTerms = 1 << 12
+	// maxRefusal bounds how long a refusal lease counts.
+	maxRefusal = 10 * sessionFor
+	// unusedAfter is how long a lease that nobody asks of is kept, and emptyAfter a bucket that holds
+	// nothing.
+	unusedAfter = 10 * sessionFor
+	emptyAfter  = 3 * sessionFor
+	// askFor is how long an ask may be on its way, as far as closing a series goes.
+	askFor = 5 * sessionFor
+	// shutSeries is how many closed series of an owner are remembered one by one, twice.
+	shutSeries = 1 << 12
+)
+
 // Holder spends what owners lend to this process (DESIGN.md). It is safe for concurrent use, starts
 // no goroutine and does no I/O.
 type Holder struct {
-	cfg HolderConfig
+	cfg   HolderConfig
+	seed  maphash.Seed
+	table atomic.Pointer[index] // written under mu
+	view  atomic.Pointer[View]  // written under mu
+	ids   atomic.Uint64
+	over  *session // one that has ended
+	stats struct{ rejected, discarded, void, dropped, lostDebt, full atomic.Uint64 }
+
+	newsMu sync.Mutex
+	news   []*tab // each once: see tab.noted
+
+	mu       sync.Mutex
+	since    []uint64  // by partition: the epoch that brought its owner
+	peers    []*lender // by incarnation
+	terms    map[limiter.Limit]*terms
+	asks     []asked  // by ID
+	buckets  []*purse // in no order that depends on their hashes, so that a seed repeats a run
+	hand     int      // of buckets, the one that a sweep looks at next
+	draining bool
+}
+
+// asked is what is remembered of an ask on its way.
+type asked struct {
+	id, owner uint64
+	peek      bool
+}
+
+// lender is an owner as this holder sees it. All of it is under Holder.mu.
+type lender struct {
+	id      uint64
+	seq     uint64
+	session *session // nil: none
+	dropped uint64   // the highest session that was dropped
+	rtt     int64    // ns; 0: not known
+	flights []flight
+	queue   []*tab   // those of its partitions of which something is to be said, or that live
+	extra   []Report // of series that are not kept
+	backlog bool     // the last request had no room for all that is new
+	looked  int64    // when the queue was last gone through
+	rolls   []*Roll  // the oldest first
+	leases  int      // live ones
+	// detached are leases that its partitions' owners of before lent.
+	detached []*tab
+	// shut are series that were closed and forgotten; of those up to shutUpTo it is not known which.
+	shut, shutBefore map[uint64]bool
+	shutUpTo         uint64
+}
+
+// flight is a request on its way.
+type flight struct {
+	seq   uint64
+	sent  int64
+	items []flown
+}
+
+// flown is what a request said of a series.
+type flown struct {
+	series *tab
+	totals totals
 }
 
 // NewHolder returns a holder of nothing, before its first view.
-func NewHolder(c HolderConfig) *Holder { return &Holder{cfg: c} }
+func NewHolder(c HolderConfig) *Holder {
+	c.MaxBuckets = cmp.Or(c.MaxBuckets, DefaultMaxBuckets)
+	h := &Holder{cfg: c, seed: maphash.MakeSeed(), terms: map[limiter.Limit]*terms{}, asks: make([]asked, maxAsked), over: new(session)}
+	h.over.deadline.Store(ended)
+	h.table.Store(newIndex(firstSlots))
+	return h
+}
+
+func (h *Holder) breaks(r Rule) bool { return h.cfg.Break&r != 0 }
 
 // Home is what a bucket is placed by: all buckets of a tenant by the tenant, with spread by tenant
 // and subject; those of no tenant by limit and subject.
@@ -38,67 +134,238 @@ func Home(k *limiter.Key, spread bool) string {
 	return k.Tenant
 }
 
-// Step goes on to a view.
-func (h *Holder) Step(v *View) {}
-
-// Take charges cs from the leases in hand, in their order. Where these cover all it returns -1, 0, and
-// takes no lock and allocates nothing. refused ≥ 0 is the index of a charge that is refused here (of
-// several, the one with the longest wait): nothing is held. Else the charges in missing need their
-// owner, and the others are held: the caller asks and calls Decided, or calls Cancel. A shadow charge
-// is never refused, but may be missing. ds[i] is what decided cs[i], where it was decided.
-func (h *Holder) Take(cs []limiter.Charge, ds []limiter.Decision) (refused int, missing uint32) {
-	return -1, 1<<len(cs) - 1
-}
-
-// Peek is what Take would do. It changes nothing.
-func (h *Holder) Peek(cs []limiter.Charge, ds []limiter.Decision) (refused int, missing uint32) {
-	return -1, 1<<len(cs) - 1
-}
-
 // Owner says whom to ask about a charge; the zero Member: nobody.
-func (h *Holder) Owner(c *limiter.Charge) (Member, Bucket) { return Member{}, Bucket{Key: c.Key} }
+func (h *Holder) Owner(c *limiter.Charge) (Member, Bucket) {
+	v := h.view.Load()
+	if v == nil {
+		return Member{}, Bucket{Key: c.Key}
+	}
+	p := v.Place(Home(&c.Key, c.Spread))
+	return v.OwnerOf(p), Bucket{Partition: p, Key: c.Key}
+}
 
 // Ask makes the question about the charges in which, all of one owner.
-func (h *Holder) Ask(cs []limiter.Charge, which uint32, wait int64, peek bool) Ask { return Ask{} }
-
-// Decided takes an owner's decision on the charges in which, after Handle of the Response that brought
-// it. sent is the reading before the request with the Ask was sent. Not ok: it came too late or from
-// an owner of before, and nothing is held of which. Otherwise refused is -1 (all of which are held), or
-// d.Refused: the index in cs of the refusing charge (then nothing of which is held), TableFull or NotOwner. Decisions on a peek only fill ds.
-func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent int64, ds []limiter.Decision) (refused int, ok bool) {
-	return NotOwner, false
+func (h *Holder) Ask(cs []limiter.Charge, which uint32, wait int64, peek bool) Ask {
+	a := Ask{ID: h.ids.Add(1), Wait: wait, Peek: peek}
+	for i := range cs {
+		if which>>i&1 == 1 {
+			c := &cs[i]
+			_, b := h.Owner(c)
+			a.Charges = append(a.Charges, AskCharge{Bucket: b, Limit: *c.Limit, Cost: max(c.Cost, 0), Oversize: c.Oversize, Shadow: c.Shadow})
+		}
+	}
+	return a
 }
 
-// Cancel gives back what is held of the charges in which, as if it had never been taken.
-func (h *Holder) Cancel(cs []limiter.Charge, which uint32) {}
+// peer returns the owner with an incarnation, or nil.
+func (h *Holder) peer(id uint64) *lender {
+	if i, ok := slices.BinarySearchFunc(h.peers, id, (*lender).compare); ok {
+		return h.peers[i]
+	}
+	return nil
+}
 
-// Settle replaces the cost of each charge held by actual[i] ≥ 0 and ends the hold: to settle again
-// changes nothing. It asks nobody. ds[i] is the level after it as far as it is known here.
-func (h *Holder) Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decision) {}
+func (p *lender) compare(id uint64) int { return cmp.Compare(p.id, id) }
 
-// Request is the next message to an owner, with these Asks. It reads the clock: the caller sends it at
-// once. nil: the owner is not in the view.
-func (h *Holder) Request(owner uint64, asks []Ask) *Request { return nil }
+// ownerOf is the peer that owns a partition, or nil.
+func (h *Holder) ownerOf(part uint32) *lender { return h.peer(h.view.Load().OwnerOf(part).Incarnation) }
 
-// Handle takes what an owner says. The caller routes r.Decisions by their ID to Decided afterwards.
-func (h *Holder) Handle(r *Response) {}
+// lookup finds a bucket by its key.
+func (h *Holder) lookup(k *limiter.Key) *purse { return h.table.Load().find(h.hashOf(k), k) }
+
+// make finds a bucket or makes it; nil: there is no room. Above the bound it makes one only if needed.
+func (h *Holder) make(b *Bucket, needed bool) *purse {
+	hash := h.hashOf(&b.Key)
+	x := h.table.Load()
+	if found := x.find(hash, &b.Key); found != nil {
+		return found
+	}
+	if !needed && x.live >= h.cfg.MaxBuckets {
+		h.sweep(h.cfg.Clock().Now, sweepWhenFull)
+		if x.live >= h.cfg.MaxBuckets {
+			return nil
+		}
+	}
+	// One allocation for the three texts, so that the bucket does not pin what they were cut from.
+	t, l := len(b.Key.Tenant), len(b.Key.Limit)
+	text := strings.Join([]string{b.Key.Tenant, b.Key.Limit, b.Key.Subject}, "")
+	made := &purse{key: limiter.Key{Tenant: text[:t], Limit: text[t : t+l], Subject: text[t+l:]}, hash: hash, part: b.Partition}
+	made.place = len(h.buckets)
+	h.buckets = append(h.buckets, made)
+	if y := x.add(made); y != x {
+		h.table.Store(y)
+	}
+	return made
+}
+
+// drop forgets a bucket.
+func (h *Holder) drop(b *purse) {
+	last := len(h.buckets) - 1
+	h.buckets[b.place] = h.buckets[last]
+	h.buckets[b.place].place = b.place
+	h.buckets[last] = nil
+	h.buckets = h.buckets[:last]
+	h.table.Load().forget(b)
+}
+
+// sweep looks at up to budget buckets, going on where the last sweep left off. It ends leases and
+// closes series that nobody needs, and forgets buckets that say nothing.
+func (h *Holder) sweep(now int64, budget int) {
+	for range min(budget, len(h.buckets)) {
+		if h.hand--; h.hand < 0 || h.hand >= len(h.buckets) {
+			h.hand = len(h.buckets) - 1
+		}
+		b := h.buckets[h.hand]
+		if b.pending > 0 && now-b.askedAt > int64(askFor) {
+			b.pending = 0
+		}
+		b.demand.look(b, now)
+		idle := now - b.demand.usedAt
+		for s := b.series; s != nil; s = s.next {
+			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
+				h.kill(s, now, true)
+			}
+			if s.totals() != s.settled {
+				h.enqueue(s)
+			}
+		}
+		if idle > int64(emptyAfter) && b.idle(now) {
+			h.drop(b)
+		}
+		if len(h.buckets) == 0 {
+			return
+		}
+	}
+}
+
+// share returns the terms of a limit.
+func (h *Holder) share(l *limiter.Limit) *terms {
+	t := h.terms[*l]
+	if t == nil {
+		if len(h.terms) >= maxTerms {
+			clear(h.terms)
+		}
+		t = newTerms(*l)
+		h.terms[*l] = t
+	}
+	return t
+}
+
+// enqueue has a series looked at with the next request to the owner of its partition.
+func (h *Holder) enqueue(s *tab) {
+	if p := h.ownerOf(s.bucket.part); p != nil && !s.queued && !s.gone {
+		s.queued = true
+		p.queue = append(p.queue, s)
+	}
+}
+
+// sort hands out what is new to the owners that are to hear of it.
+func (h *Holder) sort() {
+	h.newsMu.Lock()
+	news := h.news
+	h.news = nil
+	h.newsMu.Unlock()
+	for _, s := range news {
+		s.noted.Store(false)
+		h.enqueue(s)
+	}
+}
+
+// kill ends a lease. Its tokens are given back, or lost. Of slots, the free ones are given back and
+// the others as they are freed.
+func (h *Holder) kill(s *tab, now int64, back bool) {
+	c := s.cell.Load()
+	if s.live() {
+		h.unlease(s.bucket, c)
+	}
+	s.dead = true
+	if c != nil {
+		w := c.word.Swap(sealed)
+		var rest *cell
+		switch {
+		case c.kind == kindSlots:
+			s.returned.Add(max(0, s.granted-s.returned.Load()-w))
+			if w > 0 {
+				rest = &cell{terms: c.terms, series: s, session: h.over, kind: kindSlots}
+				rest.word.Store(w)
+			}
+		case back:
+			s.returned.Add(c.holds(w, now))
+		}
+		s.cell.Store(rest)
+	}
+	h.enqueue(s)
+}
+
+// forget forgets a series of which an owner has all, or knows nothing.
+func (h *Holder) forget(s *tab, now int64) {
+	if !s.dead {
+		h.kill(s, now, false)
+	}
+	s.gone = true
+	s.bucket.drop(s)
+	p := h.peer(s.granter)
+	if p == nil || s.number == 0 {
+		return
+	}
+	if len(p.shut) >= shutSeries {
+		for n := range p.shutBefore {
+			p.shutUpTo = max(p.shutUpTo, n)
+		}
+		p.shut, p.shutBefore = nil, p.shut
+	}
+	if p.shut == nil {
+		p.shut = map[uint64]bool{}
+	}
+	p.shut[s.number] = true
+}
 
 // Owners lists, in ascending order, to whom there is anything to say or to keep alive: a keep-alive a
 // KeepEvery is due to each.
-func (h *Holder) Owners() []uint64 { return nil }
+func (h *Holder) Owners() []uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sort()
+	var ids []uint64
+	for _, p := range h.peers {
+		if p.leases > 0 || len(p.queue)+len(p.extra)+len(p.rolls)+len(p.detached) > 0 {
+			ids = append(ids, p.id)
+		}
+	}
+	return ids
+}
 
 // Drain is for a process that leaves: it returns every lease and takes no new ones. What is in flight
 // is settled as ever.
-func (h *Holder) Drain() {}
+func (h *Holder) Drain() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := h.cfg.Clock().Now
+	h.draining = true
+	for _, b := range h.buckets {
+		for s := b.series; s != nil; s = s.next {
+			if s.cell.Load() != nil && !s.dead && s.number != 0 {
+				h.kill(s, now, !s.detached || now < s.cell.Load().session.deadline.Load())
+			}
+		}
+	}
+	for _, p := range h.peers {
+		p.detached = nil
+		h.wake(p.id)
+	}
+}
 
 // Drained says that after Drain nothing is held, and that owners have all totals.
-func (h *Holder) Drained() bool { return true }
+func (h *Holder) Drained() bool {
+	s := h.Stats()
+	return s.Leases == 0 && s.Unacknowledged == 0
+}
 
 // HolderLevel is one series as an operator sees it.
 type HolderLevel struct {
 	Bucket
 	Granter, Series uint64
-	Limit           limiter.Limit
+	Limit           limiter.Limit // zero where it never had a lease
 	// Level is what a Take can spend now: 0 where the lease is frozen, ended, or of another window. Of
 	// a semaphore, free slots.
 	Level  int64
@@ -112,7 +379,33 @@ type HolderLevel struct {
 
 // Levels lists a tenant's series, also frozen and dead ones, by limit, subject and series; of tenant "",
 // those of no tenant.
-func (h *Holder) Levels(tenant string) []HolderLevel { return nil }
+func (h *Holder) Levels(tenant string) []HolderLevel {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := h.cfg.Clock()
+	var levels []HolderLevel
+	for _, b := range h.buckets {
+		if b.key.Tenant != tenant {
+			continue
+		}
+		for s := b.series; s != nil; s = s.next {
+			l := HolderLevel{Bucket: Bucket{b.part, b.key}, Granter: s.granter, Series: s.number, Window: s.window, Dead: s.dead, InUse: s.inUse()}
+			if c := s.cell.Load(); c != nil {
+				l.Limit, l.Share, l.Depth = c.terms.limit, c.share, c.depth
+				l.Left = max(c.session.deadline.Load(), math.MinInt64/2) - at.Now
+				if s.live() && c.spendable(at) {
+					l.Level = c.holds(c.word.Load(), at.Now)
+				}
+			}
+			levels = append(levels, l)
+		}
+	}
+	slices.SortFunc(levels, func(a, b HolderLevel) int {
+		return cmp.Or(cmp.Compare(a.Key.Limit, b.Key.Limit), cmp.Compare(a.Key.Subject, b.Key.Subject),
+			cmp.Compare(a.Granter, b.Granter), cmp.Compare(a.Series, b.Series))
+	})
+	return levels
+}
 
 // HolderStats counts.
 type HolderStats struct {
@@ -127,5 +420,28 @@ type HolderStats struct {
 	Full           uint64 // leases given back for want of room
 }
 
-// Stats counts.
-func (h *Holder) Stats() HolderStats { return HolderStats{} }
+// Stats counts. It looks at every bucket.
+func (h *Holder) Stats() HolderStats {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	st := HolderStats{
+		Buckets:  h.table.Load().live,
+		Rejected: h.stats.rejected.Load(), Discarded: h.stats.discarded.Load(), Void: h.stats.void.Load(),
+		Dropped: h.stats.dropped.Load(), LostDebt: h.stats.lostDebt.Load(), Full: h.stats.full.Load(),
+	}
+	for _, p := range h.peers {
+		st.Unacknowledged += len(p.rolls) + len(p.extra)
+	}
+	for _, b := range h.buckets {
+		for s := b.series; s != nil; s = s.next {
+			st.Series++
+			if s.live() {
+				st.Leases++
+			}
+			if s.totals() != s.settled {
+				st.Unacknowledged++
+			}
+		}
+	}
+	return st
+}

@@ -1,0 +1,396 @@
+package lease
+
+import (
+	"time"
+
+	"headgate/limiter"
+)
+
+const (
+	// lookEvery is how long the queue of an owner is left alone between requests that carry asks.
+	lookEvery = 10 * time.Millisecond
+	// againAfter is how long an answer may take before what the request said is said again, at least.
+	againAfter = 100 * time.Millisecond
+	// tellEvery is how often a lease is reported of which nothing changed.
+	tellEvery = time.Second
+	// maxLooked bounds the series that one request looks at.
+	maxLooked = 8 * maxSaid
+	// wakeEvery is how often an owner is told that a bucket is low, unless a keep-alive goes.
+	wakeEvery = 20 * time.Millisecond
+	// rttGuess is how long an answer takes as long as none has come.
+	rttGuess = 2 * time.Millisecond
+)
+
+// Request is the next message to an owner, with these Asks. It reads the clock: the caller sends it at
+// once. nil: the owner is not in the view.
+func (h *Holder) Request(owner uint64, asks []Ask) *Request {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.peer(owner)
+	if p == nil {
+		return nil
+	}
+	at := h.cfg.Clock()
+	h.sort()
+	p.seq++
+	w := writer{h: h, p: p, at: at, r: &Request{
+		Holder: h.cfg.Self, Owner: owner, Epoch: h.view.Load().Epoch, Seq: p.seq, Dropped: p.dropped, Asks: asks,
+	}}
+	if p.session != nil {
+		w.r.Session = p.session.number
+	}
+	w.r.Reports, p.extra = append(w.r.Reports, p.extra...), nil
+	for i := range asks {
+		w.asked(&asks[i])
+	}
+	if len(asks) == 0 || at.Now-p.looked >= int64(lookEvery) {
+		p.looked = at.Now
+		w.look()
+		h.sweep(at.Now, 64+len(h.buckets)/40)
+	}
+	if len(p.rolls) > 0 {
+		w.r.Roll = p.rolls[0]
+	}
+	for i := range asks {
+		h.sendsOff(&asks[i], owner, at.Now)
+	}
+	if len(p.flights) >= maxFlight {
+		p.flights = append(p.flights[:0], p.flights[1:]...)
+	}
+	p.flights = append(p.flights, flight{seq: p.seq, sent: at.Now, items: w.items})
+	return w.r
+}
+
+// sendsOff notes whom an ask goes to.
+func (h *Holder) sendsOff(a *Ask, owner uint64, now int64) {
+	h.asks[a.ID%maxAsked] = asked{id: a.ID, owner: owner, peek: a.Peek}
+	if a.Peek {
+		return
+	}
+	for i := range a.Charges {
+		if b := h.lookup(&a.Charges[i].Key); b != nil {
+			b.pending++
+			b.askedAt = now
+		}
+	}
+}
+
+// writer fills in a request's reports.
+type writer struct {
+	h     *Holder
+	p     *lender
+	at    Instant
+	r     *Request
+	items []flown
+}
+
+// asked reports the buckets that an ask is about. A lease that does not cover it goes back with it, so
+// that the owner decides on all that there is. Slots that are free go back, and the lease stays.
+func (w *writer) asked(a *Ask) {
+	for i := range a.Charges {
+		c := &a.Charges[i]
+		b := w.h.lookup(&c.Key)
+		if b == nil {
+			if a.Peek {
+				continue
+			}
+			if b = w.h.make(&c.Bucket, false); b == nil {
+				continue
+			}
+			b.ask(c.Cost)
+		}
+		if cell := b.lease.Load(); cell != nil && !a.Peek {
+			w.giveUp(cell, c)
+		}
+		b.demand.look(b, w.at.Now)
+		if s := b.newest(w.p.id); s != nil {
+			w.report(s)
+		} else if len(w.r.Reports) < maxSaid {
+			w.r.Reports = append(w.r.Reports, Report{Bucket: Bucket{b.part, b.key}, Demand: b.demand.per1024(), Cost: b.demand.cost()})
+		}
+	}
+}
+
+// giveUp ends a lease that does not cover a charge on its owner's way. One that is only frozen stays.
+func (w *writer) giveUp(cell *cell, c *AskCharge) {
+	s, word := cell.series, cell.word.Load()
+	if w.at.Now >= cell.session.deadline.Load() || s.detached {
+		return
+	}
+	suits := cell.suits(&c.Limit)
+	if suits && cell.inWindow(w.at.Wall) && cell.holds(word, w.at.Now) >= c.Cost {
+		return
+	}
+	if cell.kind == kindSlots && suits {
+		if cell.holds(word, w.at.Now) > 0 {
+			w.h.returnFree(s, cell)
+		}
+		return
+	}
+	w.h.kill(s, w.at.Now, true)
+}
+
+// returnFree gives back the free slots of a lease that stays.
+func (h *Holder) returnFree(s *tab, c *cell) {
+	inUse := c.word.Swap(sealed)
+	s.returned.Add(max(0, s.granted-s.returned.Load()-inUse))
+	n := c.copy()
+	n.depth, n.deep = inUse, inUse
+	n.word.Store(inUse)
+	s.cell.Store(n)
+	s.bucket.lease.Store(n)
+}
+
+// newest is the series of a bucket that an owner is to hear of with an ask: its newest.
+func (b *purse) newest(granter uint64) *tab {
+	for s := b.series; s != nil; s = s.next {
+		if s.granter == granter && s.number != 0 {
+			return s
+		}
+	}
+	return nil
+}
+
+// look goes through the queue, the longest unheard first, and reports what is new, and each lease
+// every second.
+func (w *writer) look() {
+	p := w.p
+	p.backlog = false
+	var stay, again []*tab
+	for i, s := range p.queue {
+		if i >= maxLooked || len(w.r.Reports) >= maxSaid {
+			p.backlog = p.backlog || len(w.r.Reports) >= maxSaid
+			stay = append(stay, p.queue[i:]...)
+			break
+		}
+		if w.visit(s) {
+			again = append(again, s)
+		} else {
+			s.queued = false
+		}
+	}
+	p.queue = append(stay, again...)
+}
+
+// visit reports a series if that is due, and says whether to look at it again.
+func (w *writer) visit(s *tab) bool {
+	if s.gone || s.number == 0 {
+		return s.number == 0 && !s.gone
+	}
+	b, now := s.bucket, w.at.Now
+	live := s.live()
+	if live {
+		b.demand.look(b, now)
+		cell := s.cell.Load()
+		if w.at.Wall != 0 && cell.closes != 0 && w.at.Wall >= cell.closes {
+			w.h.kill(s, now, true)
+			live = false
+		} else if !s.detached {
+			w.h.rearm(b, cell, w.p, now)
+		}
+	}
+	t := s.totals()
+	settled := t == s.settled
+	waits := !settled && t == s.sent && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
+	changed := live && (b.demand.news() || b.asked.Load() != b.demand.word)
+	if !settled && !waits || changed && now-s.sentAt >= int64(lookEvery) || live && now-s.sentAt >= int64(tellEvery) {
+		w.report(s)
+	}
+	return live || !settled
+}
+
+// report says where a series stands, once a request.
+func (w *writer) report(s *tab) {
+	if s.sentIn == w.r.Seq || len(w.r.Reports) >= maxSaid {
+		return
+	}
+	b, t := s.bucket, s.totals()
+	r := Report{
+		Bucket: Bucket{b.part, b.key}, Granter: s.granter, Series: s.number,
+		Ack: t.ack, Returned: t.returned, Refunded: t.refunded, Debt: t.debt, Idle: t.idle, Closed: t.closed,
+		Demand: b.demand.per1024(), Cost: b.demand.cost(),
+	}
+	if c := s.cell.Load(); c != nil && !s.dead {
+		r.Level = c.holds(c.word.Load(), w.at.Now)
+	}
+	b.demand.told = b.demand.units
+	s.sent, s.sentIn, s.sentAt = t, w.r.Seq, w.at.Now
+	w.r.Reports = append(w.r.Reports, r)
+	w.items = append(w.items, flown{s, t})
+	w.h.enqueue(s)
+}
+
+// rearm sets the level below which the owner is to hear of a lease at once.
+func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64) {
+	if c.kind == kindSlots || c.depth == 0 || now-b.wokenAt.Load() < int64(wakeEvery) {
+		return
+	}
+	rate := 0.0
+	rtt := max(p.rtt, int64(rttGuess))
+	if c.kind == kindRate {
+		l := &c.terms.limit.Rate
+		rate = float64(l.Count) / float64(l.Per) * 1e9 * float64(c.share) / ShareOne
+	}
+	low := min(b.demand.low(rate, rtt), c.depth)
+	if c.kind == kindRate {
+		low = min(c.pace.up(low), c.deep)
+	}
+	c.low.Store(low)
+}
+
+// Decided takes an owner's decision on the charges in which, after Handle of the Response that brought
+// it. sent is the reading before the request with the Ask was sent. Not ok: it came too late, or from
+// nobody who was asked: nothing is held of which. Otherwise refused is -1 (all of which are held; a
+// shadow charge perhaps not), the index in cs of the refusing charge, TableFull or NotOwner (then
+// nothing of which is held). A decision on a peek only fills ds.
+func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent int64, ds []limiter.Decision) (refused int, ok bool) {
+	at := h.cfg.Clock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a := &h.asks[d.ID%maxAsked]
+	order := indices(which, len(cs))
+	if d.ID == 0 || a.id != d.ID || len(d.Charges) != 0 && len(d.Charges) != len(order) ||
+		len(d.Charges) == 0 && d.Refused >= -1 || d.Refused >= len(order) || d.Refused < NotOwner {
+		h.stats.rejected.Add(1)
+		return NotOwner, false
+	}
+	a.id = 0
+	for k, i := range order {
+		if !a.peek {
+			cs[i].Held, cs[i].At = nil, limiter.NotTaken
+			h.decidedOn(&cs[i])
+		}
+		if len(d.Charges) > 0 {
+			ds[i] = d.Charges[k].Decision
+			ds[i].By = limiter.ByOwner
+		}
+	}
+	switch {
+	case d.Refused >= 0:
+		return order[d.Refused], true
+	case d.Refused != -1 || a.peek:
+		return d.Refused, true
+	}
+	left := min(max(d.Left, 0), int64(sessionFor))
+	if at.Now >= sent+left/100*98 && !h.breaks(BreakSecondReading) {
+		h.stats.void.Add(1)
+		return NotOwner, false
+	}
+	for k, i := range order {
+		if !h.hold(&cs[i], a.owner, &d.Charges[k], at) {
+			// Somebody here was faster with the slot.
+			ds[i].Admitted, ds[i].RetryAfter = false, limiter.Never
+			for _, j := range order[:k] {
+				h.giveDirect(&cs[j])
+			}
+			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:])
+			return i, true
+		}
+	}
+	return -1, true
+}
+
+// indices lists the bits of a set below n.
+func indices(which uint32, n int) (order []int) {
+	for i := range n {
+		if which>>i&1 == 1 {
+			order = append(order, i)
+		}
+	}
+	return order
+}
+
+// decidedOn notes that an ask about a charge is over.
+func (h *Holder) decidedOn(c *limiter.Charge) {
+	b := h.lookup(&c.Key)
+	if b == nil {
+		return
+	}
+	if b.pending = max(0, b.pending-1); b.pending == 0 {
+		for s := b.series; s != nil; s = s.next {
+			if s.dead && s.totals() != s.settled {
+				h.enqueue(s)
+			}
+		}
+	}
+	if r := b.refusal.Load(); r != nil && r.terms == nil {
+		known := *r
+		known.terms = h.share(c.Limit)
+		b.refusal.Store(&known)
+	}
+}
+
+// hold holds a charge that the owner decided. False: it was a slot, and there is none any more.
+func (h *Holder) hold(c *limiter.Charge, owner uint64, d *ChargeDecision, at Instant) bool {
+	if !d.Admitted || d.Series == 0 {
+		return true
+	}
+	if d.Lent {
+		b := h.lookup(&c.Key)
+		if b == nil {
+			return false
+		}
+		s := b.find(owner, d.Series)
+		if s == nil {
+			return false
+		}
+		cell := s.cell.Load()
+		if cell == nil || !s.live() || !cell.spendable(at) {
+			return false
+		}
+		if _, v := cell.take(at.Now, max(c.Cost, 0)); v != took {
+			return false
+		}
+		c.Held, c.At = s, d.At
+		return true
+	}
+	s := h.directSeries(c, owner, d.Series)
+	s.open.Add(1)
+	c.Held, c.At = &direct{s}, d.At
+	return true
+}
+
+// directSeries finds or makes the series that a direct decision names.
+func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64) *tab {
+	_, where := h.Owner(c)
+	b := h.make(&where, true)
+	s := b.find(owner, number)
+	if s == nil {
+		s = &tab{bucket: b, granter: owner, number: number, next: b.series, detached: h.ownerOf(b.part) != h.peer(owner)}
+		if p := h.peer(owner); p != nil {
+			s.session = p.session
+		}
+		b.series = s
+	}
+	return s
+}
+
+// giveDirect gives back a charge that the owner decided, under the lock.
+func (h *Holder) giveDirect(c *limiter.Charge) {
+	cost := min(max(c.Cost, 0), limiter.MaxUnits)
+	switch held := c.Held.(type) {
+	case *direct:
+		held.series.refunded.Add(cost)
+		held.series.open.Add(-1)
+		h.enqueue(held.series)
+	case *tab:
+		if cell := held.cell.Load(); cell != nil {
+			rest, _ := cell.refill(0, cost, false) // slots
+			held.returned.Add(rest)
+			h.enqueue(held)
+		}
+	}
+	c.Held, c.At = nil, limiter.NotTaken
+}
+
+// refundRest gives back what the owner took for charges that are not held now. Slots among them lie in
+// their lease.
+func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds []ChargeDecision) {
+	for k, i := range order {
+		if d := &ds[k]; d.Admitted && d.Series != 0 && !d.Lent {
+			s := h.directSeries(&cs[i], owner, d.Series)
+			s.refunded.Add(min(max(cs[i].Cost, 0), limiter.MaxUnits))
+			h.enqueue(s)
+		}
+	}
+}

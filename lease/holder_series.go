@@ -1,0 +1,197 @@
+package lease
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"headgate/limiter"
+)
+
+// totals are what is reported of a series. They only ever grow.
+type totals struct {
+	ack                      uint64
+	returned, refunded, debt int64
+	idle, closed             bool
+}
+
+// with is the larger of each.
+func (t totals) with(o totals) totals {
+	return totals{
+		ack:      max(t.ack, o.ack),
+		returned: max(t.returned, o.returned),
+		refunded: max(t.refunded, o.refunded),
+		debt:     max(t.debt, o.debt),
+		idle:     t.idle || o.idle,
+		closed:   t.closed || o.closed,
+	}
+}
+
+// tab is one that an owner opened for this holder: what a reservation is settled into, and whose
+// lease, while it lives, is spent. A reservation out of the lease holds a *tab, one that the
+// owner decided a *direct.
+type tab struct {
+	bucket *purse
+	cell   atomic.Pointer[cell] // what is left of the lease; of slots, also after its end: who counts those in use
+	// moved: its slots in use are counted there since a roll.
+	moved atomic.Pointer[tab]
+	open  atomic.Int64 // reservations that are not settled, save for slots
+	noted atomic.Bool  // it is in Holder.news: something happened since it was last looked at
+
+	returned, refunded, debt atomic.Int64
+
+	// What follows is under Holder.mu.
+	next          *tab // in purse.series
+	granter       uint64
+	number        uint64 // 0: of rolled slots that the owner has not numbered yet
+	session       *session
+	granted       int64
+	ack           uint64
+	window        int64
+	lent          bool // it had a lease, so slots and window are set
+	slots         bool
+	dead          bool   // its lease will not be spent again
+	gone          bool   // forgotten: what is settled into it is lost
+	detached      bool   // its partition went to another owner
+	queued        bool   // in lender.queue
+	sentIn        uint64 // Seq of the newest request that said sent
+	sentAt        int64
+	sent, settled totals // as last reported; as acknowledged
+}
+
+// direct is a reservation that the owner decided.
+type direct struct{ series *tab }
+
+// current is where slots of s are counted now.
+func (s *tab) current() *tab {
+	for {
+		t := s.moved.Load()
+		if t == nil {
+			return s
+		}
+		s = t
+	}
+}
+
+// inUse is how many slots of a series are in use.
+func (s *tab) inUse() int64 {
+	c := s.cell.Load()
+	if c == nil || c.kind != kindSlots {
+		return 0
+	}
+	if w := c.word.Load(); w != sealed {
+		return w
+	}
+	return 0
+}
+
+// done says that nothing will be settled into the series any more. The lease is dead.
+func (s *tab) done() bool { return s.open.Load() == 0 && s.inUse() == 0 }
+
+// live says whether its lease may be spent, now or when it thaws.
+func (s *tab) live() bool {
+	c := s.bucket.lease.Load()
+	return c != nil && c.series == s
+}
+
+// totals is where the series stands.
+func (s *tab) totals() totals {
+	t := totals{ack: s.ack, idle: s.dead}
+	// Before the totals: what is added to them is added before open falls.
+	t.closed = s.dead && s.done() && s.bucket.pending <= 0
+	t.returned, t.refunded, t.debt = s.returned.Load(), s.refunded.Load(), s.debt.Load()
+	return t
+}
+
+// demand is what is asked of a bucket: averages over about a second, of units and of requests.
+type demand struct {
+	word            uint64 // purse.asked when last looked at
+	at              int64  // when that was; 0: never
+	usedAt          int64  // when something was last found to have been asked
+	units, requests float64
+	told            float64 // units as last reported
+}
+
+const (
+	// demandOver is the time constant of the averages, in ns.
+	demandOver = 1e9
+	// demandEvery is how long a sample takes at least.
+	demandEvery = 20e6
+)
+
+// look takes a sample at now, unless the last is too fresh.
+func (d *demand) look(b *purse, now int64) {
+	if d.at == 0 {
+		d.at, d.usedAt = now-demandEvery, now
+	}
+	span := float64(now - d.at)
+	if span < demandEvery {
+		return
+	}
+	word := b.asked.Load()
+	diff := word - d.word
+	units, n := float64(diff>>askedBits), float64(diff&(1<<askedBits-1))
+	d.word, d.at = word, now
+	part := 1 - math.Exp(-span/demandOver)
+	d.units += part * (units*1e9/span - d.units)
+	d.requests += part * (n*1e9/span - d.requests)
+	if n > 0 {
+		d.usedAt = now
+	}
+}
+
+// per1024 is the demand as a Report has it.
+func (d *demand) per1024() int64 { return int64(min(d.units*1024, 1<<60)) }
+
+// cost is that of a typical request, at least 1.
+func (d *demand) cost() int64 {
+	if d.requests <= 0 {
+		return 1
+	}
+	return max(1, int64(min(d.units/d.requests+0.5, limiter.MaxUnits)))
+}
+
+// news says whether the demand differs from what was reported.
+func (d *demand) news() bool { return math.Abs(d.units-d.told) > d.told/16+1e-3 }
+
+// low is below which level the owner is to hear of a lease with a share of the rate: what is asked
+// beyond that share while a request goes and comes and three deviations of it, at least one request.
+func (d *demand) low(rate float64, rtt int64) int64 {
+	t, cost := float64(rtt)/1e9, float64(d.cost())
+	return int64(min(max(cost, max(0, d.units-rate)*t+3*math.Sqrt(d.units*t*2*cost)), 1<<60))
+}
+
+// refusal is a refusal lease. It never changes.
+type refusal struct {
+	cost           int64 // this and more is refused
+	until, retryAt int64 // retryAt: limiter.Never
+	level          int64
+	terms          *terms // nil: not known
+}
+
+// refuses says whether a charge is refused at now; d is then why.
+func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.Decision) bool {
+	if cost < max(r.cost, 1) || at.Now >= r.until {
+		return false
+	}
+	if t := r.terms; t != nil && c.Limit.Revision > t.limit.Revision {
+		same := *c.Limit
+		same.Revision = t.limit.Revision
+		if same != t.limit {
+			return false
+		}
+	}
+	wait := int64(limiter.Never)
+	if r.retryAt != wait && (cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt) {
+		wait = max(r.retryAt, r.until) - at.Now
+		if r.terms != nil && r.terms.limit.Algorithm == limiter.GCRA {
+			more := r.terms.whole.up(min(cost, limiter.MaxUnits) - max(r.cost, 1))
+			wait += min(more, math.MaxInt64-wait)
+		}
+	}
+	*d = limiter.Decision{By: limiter.ByRefusal, RetryAfter: time.Duration(wait), Remaining: r.level, At: at.Now}
+	if r.terms != nil {
+		d.Reset = time.Duration(r.terms.reset(r.level, at.Wall))
+	}
+	return true
+}

@@ -1,0 +1,180 @@
+package lease
+
+import "slices"
+
+// Step goes on to a view. Leases of partitions that went to another owner keep the deadline that they
+// had, until that owner speaks; slots in use of them are counted for its roll call. A view not newer
+// than the last is ignored.
+func (h *Holder) Step(v *View) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old := h.view.Load()
+	if v == nil || old != nil && v.Epoch <= old.Epoch {
+		return
+	}
+	at := h.cfg.Clock()
+	h.sort()
+	moved := h.moves(old, v)
+	recount := old != nil && len(old.Owners) != len(v.Owners)
+	h.view.Store(v)
+	h.meet(v)
+	rolls := map[uint64]*Roll{}
+	for p, m := range moved {
+		if id := v.OwnerOf(uint32(p)).Incarnation; (m || h.joins(old, v)) && id != 0 && rolls[id] == nil {
+			rolls[id] = &Roll{Epoch: v.Epoch}
+		}
+	}
+	for _, p := range h.peers {
+		p.detached = slices.DeleteFunc(p.detached, func(s *tab) bool { return moved[s.bucket.part] })
+		p.queue = slices.DeleteFunc(p.queue, func(s *tab) bool {
+			if moved[s.bucket.part] {
+				s.queued = false
+			}
+			return moved[s.bucket.part]
+		})
+	}
+	for _, b := range h.buckets {
+		b.refusal.Store(nil)
+		if recount {
+			b.part = v.Place(Home(&b.key, old.Place(Home(&b.key, false)) != b.part))
+		}
+		if moved[b.part] {
+			h.move(b, at.Now, rolls[v.OwnerOf(b.part).Incarnation])
+		}
+	}
+	for _, p := range h.peers {
+		if r := rolls[p.id]; r != nil {
+			p.addRoll(r)
+		}
+	}
+}
+
+// moves says, by partition, whose owner changed, and notes the epoch. After a view that was skipped
+// all may have, and changed back; and another number of partitions makes others of them.
+func (h *Holder) moves(old, v *View) []bool {
+	moved := make([]bool, len(v.Owners))
+	follows := old != nil && v.Epoch == old.Epoch+1 && len(old.Owners) == len(v.Owners)
+	if !follows {
+		h.since = make([]uint64, len(v.Owners))
+	}
+	for p := range moved {
+		if !follows || old.OwnerOf(uint32(p)).Incarnation != v.OwnerOf(uint32(p)).Incarnation {
+			moved[p] = true
+			h.since[p] = v.Epoch
+		}
+	}
+	return moved
+}
+
+// joins says whether this process is a member of v and was none of old: then every owner waits for
+// its roll.
+func (h *Holder) joins(old, v *View) bool {
+	self := func(m Member) bool { return m.Incarnation == h.cfg.Self }
+	return slices.ContainsFunc(v.Members, self) && (old == nil || !slices.ContainsFunc(old.Members, self))
+}
+
+// meet makes the peers those of a view. A process that has left says nothing more, and its leases are
+// detached with its partitions.
+func (h *Holder) meet(v *View) {
+	h.peers = slices.DeleteFunc(h.peers, func(p *lender) bool {
+		return !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == p.id })
+	})
+	for _, m := range v.Members {
+		if i, ok := slices.BinarySearchFunc(h.peers, m.Incarnation, (*lender).compare); !ok {
+			h.peers = slices.Insert(h.peers, i, &lender{id: m.Incarnation})
+		}
+	}
+}
+
+// addRoll has an owner told. One that says nothing need not go before it.
+func (p *lender) addRoll(r *Roll) {
+	p.rolls = slices.DeleteFunc(p.rolls, func(o *Roll) bool { return len(o.Slots) == 0 })
+	p.rolls = append(p.rolls, r)
+}
+
+// move takes a bucket to its new owner.
+func (h *Holder) move(b *purse, now int64, roll *Roll) {
+	b.pending = 0
+	owner := h.ownerOf(b.part)
+	var inUse int64
+	var before []*tab
+	var last *cell
+	for s := b.series; s != nil; s = s.next {
+		c := s.cell.Load()
+		switch {
+		case s.slots:
+			if s.live() {
+				h.unlease(b, c)
+			}
+			if c != nil {
+				inUse += c.word.Swap(sealed)
+				last = c
+			}
+			before = append(before, s)
+			continue
+		case c != nil && !s.detached:
+			h.detach(s, c)
+		}
+		if s.detached && c != nil && owner != nil {
+			owner.detached = append(owner.detached, s)
+		}
+		s.settled, s.sentIn, s.sentAt = totals{}, 0, 0
+		h.enqueue(s)
+	}
+	h.recountSlots(b, before, inUse, last, roll)
+}
+
+// unlease takes a bucket's lease from it.
+func (h *Holder) unlease(b *purse, c *cell) {
+	b.lease.Store(nil)
+	if p := h.peer(c.owner); p != nil && !c.series.detached {
+		p.leases--
+	}
+}
+
+// detach fixes a lease's deadline: the session goes on without it.
+func (h *Holder) detach(s *tab, c *cell) {
+	live := s.live()
+	if p := h.peer(c.owner); live && p != nil {
+		p.leases--
+	}
+	s.detached = true
+	// Sealed first: what is taken after it sees the fixed deadline.
+	w := c.word.Swap(sealed)
+	fixed := &session{number: c.session.number}
+	fixed.deadline.Store(c.session.deadline.Load())
+	n := c.copy()
+	n.session = fixed
+	n.low.Store(sealed)
+	n.word.Store(w)
+	s.cell.Store(n)
+	if live {
+		s.bucket.lease.Store(n)
+	}
+}
+
+// recountSlots puts all of a bucket's slots in use under one series, which the new owner will number
+// when it has the roll. What owners of before lent is theirs no more.
+func (h *Holder) recountSlots(b *purse, before []*tab, inUse int64, last *cell, roll *Roll) {
+	for _, s := range before {
+		s.dead, s.gone = true, true
+		b.drop(s)
+	}
+	if inUse == 0 {
+		for _, s := range before {
+			s.cell.Store(nil)
+		}
+		return
+	}
+	t := &tab{bucket: b, granter: h.view.Load().OwnerOf(b.part).Incarnation, lent: true, slots: true, next: b.series, granted: inUse, session: h.over}
+	c := &cell{terms: last.terms, series: t, session: h.over, kind: kindSlots}
+	c.word.Store(inUse)
+	t.cell.Store(c)
+	b.series = t
+	for _, s := range before {
+		s.moved.Store(t)
+	}
+	if roll != nil {
+		roll.Slots = append(roll.Slots, RolledSlots{Bucket: Bucket{b.part, b.key}, InUse: inUse, Limit: last.terms.limit})
+	}
+}
