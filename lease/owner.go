@@ -28,6 +28,7 @@ const (
 	maxPeers    = math.MaxUint16
 	maxInterned = 1 << 16
 	maxRefused  = 64      // refusals remembered a bucket
+	maxAskers   = 64      // holders without a series remembered a bucket
 	maxKey      = 1 << 10 // bytes of a key
 	maxRolled   = 1 << 16 // buckets in a roll
 
@@ -77,6 +78,7 @@ type Owner struct {
 	recalls    map[uint32]*recall
 	refusals   map[uint32][]refused
 	waiting    map[uint32]int // parked asks
+	askers     map[uint32][]asker
 
 	drawing []uint32 // buckets whose reservoir has a draw under way, in order
 	parked  []*parked
@@ -110,7 +112,8 @@ type leaseRef struct {
 type want struct {
 	id   uint32
 	peer uint16
-	asks bool
+	asks bool // it asked in this step
+	less bool // and was refused
 }
 
 // NewOwner returns an owner of nothing.
@@ -128,10 +131,11 @@ func NewOwner(c OwnerConfig) *Owner {
 		recalls:    map[uint32]*recall{},
 		refusals:   map[uint32][]refused{},
 		waiting:    map[uint32]int{},
+		askers:     map[uint32][]asker{},
 		buryAt:     never,
 	}
 	if o.sizer == nil {
-		o.sizer = Even{}
+		o.sizer = Topup{}
 	}
 	return o
 }

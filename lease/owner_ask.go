@@ -440,7 +440,7 @@ func (o *Owner) decided(at Instant, q *question, by int, taken uint32) {
 			o.refuse(at, q, i)
 		}
 		if !q.ask.Peek && q.peer.session != 0 {
-			o.step.wants = append(o.step.wants, want{q.ids[i], q.peer.index, true})
+			o.step.wants = append(o.step.wants, want{q.ids[i], q.peer.index, true, by >= 0})
 		}
 	}
 	switch {

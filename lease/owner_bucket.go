@@ -298,12 +298,20 @@ func (o *Owner) fresh(l *limiter.Limit, part *part, at Instant) (s limiter.State
 	if part.full || o.cfg.Break&BreakEmpty != 0 || l.Algorithm == limiter.Semaphore || l.Durable() {
 		return limiter.State{}
 	}
-	floor := part.floor
-	if l.Algorithm != limiter.GCRA {
-		floor = part.floorWall
+	if l.Algorithm == limiter.GCRA {
+		return l.EmptyAt(at.Now, part.floor)
 	}
-	return l.EmptyAt(reading(l, at), floor)
+	if part.floorWall == math.MaxInt64 {
+		return l.EmptyAt(at.Wall, at.Wall)
+	}
+	// The walls of two nodes differ: the owner of before may have lent of a window that opens here
+	// only after the wait.
+	floor := part.floorWall + wallSlack
+	return l.EmptyAt(max(at.Wall, floor), floor)
 }
+
+// wallSlack is by how much the walls of two nodes that may open windows differ at most, in ns.
+const wallSlack = int64(1e9)
 
 // locate hashes a key.
 func (o *Owner) locate(k *limiter.Key) uint32 {
@@ -331,6 +339,7 @@ func (o *Owner) forget(id uint32, b *bucket) {
 	delete(o.reservoirs, id)
 	delete(o.recalls, id)
 	delete(o.refusals, id)
+	delete(o.askers, id)
 	o.table.remove(o.locate(&k), id)
 }
 

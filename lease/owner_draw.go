@@ -38,6 +38,9 @@ type reservoir struct {
 	retryAt int64 // the ledger has nothing before, by Instant.Now
 	drawing bool
 	draw    Draw
+	// told is what the ledger counts as unspent here and at the holders. What comes back beyond it waits
+	// aside for the next draw to tell (telling): the ledger may have lent it to others already.
+	told, aside, telling int64
 }
 
 // blockOf is what part of a limit one block is at most: what a crash loses. blockFor is for how long a
@@ -67,7 +70,7 @@ func (o *Owner) left(at Instant, id uint32, b *bucket) int64 {
 	}
 	switch w := int64(o.window(b, at)); {
 	case r.window < w:
-		r.left = min(r.left, 0)
+		r.left, r.aside, r.telling = min(r.left, 0), 0, 0
 	case r.window > w:
 		return min(r.left, 0) // the ledger's clock is ahead
 	}
@@ -116,12 +119,14 @@ func (o *Owner) draw(at Instant, id uint32, b *bucket, cost int64) bool {
 		return false
 	}
 	_, depth := o.sums(b)
+	r.telling, r.aside = r.telling+r.aside, 0
 	o.draws++
 	r.drawing = true
 	r.draw = Draw{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
-		Want: min(max(least, o.block(b)), capacity+max(0, -left)), Least: least, Holding: max(0, left) + depth,
+		Want: min(max(least, o.block(b)), capacity+max(0, -left)), Least: least, Holding: max(0, left) + depth + r.telling,
 	}
+	r.told = r.draw.Holding
 	o.drawing = append(o.drawing, id)
 	return true
 }
@@ -151,7 +156,10 @@ func (o *Owner) refill(at Instant, id uint32, b *bucket, s *series, units int64)
 		r.left = min(r.left+units, max(r.left, 0)) // of a window that is over: it can only lower debt
 		return
 	}
-	r.left += units
+	_, depth := o.sums(b)
+	now := max(0, min(units, r.told-r.left-depth))
+	r.left += now
+	r.aside += units - now
 }
 
 // convertReservoir carries a bucket over where its limit comes to be durable, or ceases to be, or is
@@ -221,9 +229,11 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 	if d.Granted == 0 {
 		r.retryAt = at.Now + min(max(d.RetryAfter, int64(drawSoon)), never-at.Now)
 	} else if b.limit.Algorithm == limiter.FixedWindow && r.window != d.Window {
-		r.left, r.window = min(r.left, 0), d.Window
+		r.left, r.window, r.aside, r.telling = min(r.left, 0), d.Window, 0, 0
 	}
-	r.left += d.Granted
+	r.told = r.draw.Holding + d.Granted
+	r.left += d.Granted + r.telling
+	r.telling = 0
 	o.stir(id)
 	if d.Granted > 0 {
 		o.unrefuse(at, id, b)

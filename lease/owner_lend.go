@@ -1,6 +1,8 @@
 package lease
 
 import (
+	"slices"
+
 	"headgate/limiter"
 )
 
@@ -8,7 +10,7 @@ import (
 func (o *Owner) lend(at Instant) {
 	for n := 0; n < len(o.step.wants); n++ {
 		w := o.step.wants[n]
-		asks := w.asks
+		asks, less := w.asks, w.less
 		again := false
 		for _, x := range o.step.wants[n+1:] {
 			again = again || x.id == w.id && x.peer == w.peer
@@ -16,19 +18,19 @@ func (o *Owner) lend(at Instant) {
 		if again { // once a step, after all that happened in it
 			for m := n + 1; m < len(o.step.wants); m++ {
 				if x := &o.step.wants[m]; x.id == w.id && x.peer == w.peer {
-					x.asks = x.asks || asks
+					x.asks, x.less = x.asks || asks, x.less || less
 				}
 			}
 			continue
 		}
 		if b, p := o.bucketOf(w.id), o.peers[w.peer]; b.limit != nil && p != nil && p.member && p.session != 0 {
-			o.lendOne(at, w.id, b, p, asks)
+			o.lendOne(at, w.id, b, p, asks, less)
 		}
 	}
 }
 
 // lendOne puts a peer's lease of a bucket to what the Sizer says, as far as there is as much (R1).
-func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks bool) {
+func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks, less bool) {
 	switch {
 	case b.limit.Algorithm == limiter.SlidingWindow, b.limit.Algorithm == limiter.SlidingLog:
 		return // decided here
@@ -56,9 +58,15 @@ func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks bool) {
 	if b.limit.Durable() {
 		o.prefetch(at, id, b)
 	}
-	if hold > 0 {
+	if hold > 0 && (less || o.leased(b, p, at)) {
 		o.hold(at, id, b, p, hold)
 	}
+}
+
+// leased says whether a peer has a lease of a bucket.
+func (o *Owner) leased(b *bucket, p *peer, at Instant) bool {
+	i := o.live(b, p, at)
+	return i != 0 && o.pool.at(i).depth > 0
 }
 
 // short says whether a share is more than what others leave.
@@ -108,8 +116,8 @@ func (o *Owner) grant(at Instant, id uint32, b *bucket, p *peer, i uint32, share
 	o.change(at, id, b, i, s, share, depth, grant)
 }
 
-// deepest is the most that a lease may hold beside what others do (R1). Where nothing refills, a depth
-// beyond what was taken out of the level would take it out, too, and nobody would get it.
+// deepest is the most that a lease may hold beside what others do (R1). A depth beyond what was taken
+// out of the level would take that out, too, and nobody would get it.
 func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, grant int64) int64 {
 	capacity := b.limit.Capacity()
 	switch {
@@ -118,10 +126,8 @@ func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, gra
 			grant += s.granted - s.returned - s.refunded
 		}
 		return max(0, min(grant, capacity-others))
-	case b.limit.Algorithm == limiter.FixedWindow:
-		return max(0, min(capacity, capacity-o.level(at, id, b)+grant)-others)
 	}
-	return max(0, capacity-others)
+	return max(0, min(capacity, capacity-o.level(at, id, b)+grant)-others)
 }
 
 // change puts a lease under a share and depth and tokens into it. While a replacement is under way it
@@ -140,6 +146,7 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	if grant > 0 {
 		o.debit(at, id, b, grant)
 		s.granted += grant
+		s.level = newHint(s.level.value() + grant)
 		o.stats.Granted++
 	}
 	switch {
@@ -166,7 +173,12 @@ func far(is, should int64) bool {
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	hold = min(hold, refusalAlone)
 	level := o.level(at, id, b)
-	retry := int64(b.limit.Fill(1 - min(level, 0)))
+	i := max(0, o.live(b, p, at))
+	cost := int64(1)
+	if i != 0 {
+		cost = max(1, o.pool.at(i).cost.value())
+	}
+	retry := int64(b.limit.Fill(max(1, cost-level)))
 	o.remember(at, id, p, 1, hold)
 	o.to(p).Refusals = append(o.to(p).Refusals, Refusal{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(hold, retry), Level: level,
@@ -195,6 +207,16 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 			n = q.place
 		}
 	}
+	for _, a := range o.askers[id] {
+		q := o.peers[a.peer]
+		if q == nil || q.look == o.looks || at.Now-a.at > askerFor {
+			continue
+		}
+		if q.look, q.place = o.looks, len(v.Holders); q == p {
+			n = q.place
+		}
+		v.Holders = append(v.Holders, SightHolder{At: a.at, Demand: a.demand, Cost: a.cost, Live: q.member && q.deadline >= at.Now})
+	}
 	if n < 0 {
 		n = len(v.Holders)
 		v.Holders = append(v.Holders, SightHolder{Live: true})
@@ -205,17 +227,40 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 
 // show adds a series to what a Sizer sees of its holder.
 func (s *series) show(h *SightHolder, now int64) {
-	share, depth := s.counted()
-	if s.is(seriesSlots) {
+	switch {
+	case s.is(seriesSlots):
+		h.Depth += s.lent()
+		h.Level += min(s.level.value(), s.lent())
+	case !s.is(seriesEnded):
+		h.Share += s.share
 		h.Depth += s.depth
-		h.Level += s.lent()
-	} else if depth > 0 {
-		h.Share += uint32(min(share, limiter.ShareOne))
-		h.Depth += depth
-		h.Level += min(s.level.value(), depth)
+		h.Level += min(s.level.value(), s.depth)
 	}
 	if at := s.reported(now); at >= h.At {
 		h.At, h.Demand = at, s.demand.value()
 		h.Cost = max(s.cost.value(), h.Cost)
 	}
+}
+
+// asker is a holder that asked of a bucket and has no series there.
+type asker struct {
+	peer         uint16
+	at           int64
+	demand, cost int64
+}
+
+// askerFor is for how long its demand counts.
+const askerFor = int64(3e9)
+
+// asked notes what a holder without a series says of its demand.
+func (o *Owner) asked(at Instant, p *peer, r *Report) {
+	b, id := o.find(&r.Key)
+	if b == nil || b.partition != r.Partition {
+		return
+	}
+	as := slices.DeleteFunc(o.askers[id], func(a asker) bool { return a.peer == p.index || at.Now-a.at > askerFor })
+	if len(as) < maxAskers {
+		as = append(as, asker{p.index, at.Now, min(r.Demand, limiter.MaxUnits), min(r.Cost, limiter.MaxUnits)})
+	}
+	o.askers[id] = as
 }

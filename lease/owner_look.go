@@ -132,7 +132,7 @@ func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
 	}
 	if b.limit.Durable() {
 		r := o.reservoirs[id]
-		return r == nil || !r.drawing && o.left(at, id, b) == 0
+		return r == nil || !r.drawing && o.left(at, id, b) == 0 && r.aside == 0
 	}
 	o.touch(at, b)
 	return b.limit.Full(&b.state, reading(b.limit, at))

@@ -22,6 +22,10 @@ func (o *Owner) report(at Instant, p *peer, epoch uint64, r *Report) {
 	if part.since == 0 {
 		return // the holder has not heard of the view that took it away, or forged it
 	}
+	if r.Series == 0 {
+		o.asked(at, p, r)
+		return
+	}
 	if r.Granter != o.cfg.Self && !part.known(o, at) {
 		if len(o.early) < maxEarly {
 			o.early = append(o.early, early{p.incarnation, epoch, *r})
@@ -105,7 +109,7 @@ func (o *Owner) take(at Instant, p *peer, epoch uint64, id uint32, b *bucket, i 
 	case r.Closed && over && (!s.is(seriesSlots) || s.lent() == 0):
 		o.unlink(b, i)
 	case !r.Idle && !r.Closed && !s.is(seriesInherited):
-		o.step.wants = append(o.step.wants, want{id, p.index, false})
+		o.step.wants = append(o.step.wants, want{id: id, peer: p.index})
 	}
 }
 

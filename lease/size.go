@@ -2,6 +2,7 @@ package lease
 
 import (
 	"math"
+	"time"
 
 	"headgate/limiter"
 )
@@ -10,11 +11,11 @@ import (
 type Sizer interface {
 	// Size returns what Holders[i] should hold: its share of the rate, the depth of its lease, and the
 	// tokens to put into it now. The owner cuts all three to what is there. Depth 0 ends the lease:
-	// the holder asks for each request. refuse, in ns, tells the holder to refuse by itself for so long
-	// what its lease does not cover; 0: to ask.
+	// the holder asks for each request. For refuse ns the holder is not to ask for more than its lease
+	// has, but to refuse by itself; where it has no lease, that counts only after a refused ask.
 	Size(s *Sight, i int) (share uint32, depth, grant, refuse int64)
-	// Recall says whether a request of Holders[i], whose cost the level does not cover, is worth a recall
-	// of what others hold.
+	// Recall says whether other leases are worth calling back for an ask of Holders[i] that Level does
+	// not cover.
 	Recall(s *Sight, i int, cost int64) bool
 }
 
@@ -24,104 +25,247 @@ type Sight struct {
 	Limit *limiter.Limit
 	// Level is what is left with the owner, negative in debt; of a semaphore, slots not lent.
 	Level int64
-	// Share and Outstanding are what all holders have, Holders[i]'s included.
+	// Share and Outstanding are what all holders have, as the owner counts it (R3), Holders[i]'s included.
 	Share       uint32
 	Outstanding int64
 	Holders     []SightHolder
 }
 
-// SightHolder is one holder of a bucket, or one that was of late.
+// SightHolder is one holder of a bucket.
 type SightHolder struct {
-	Share  uint32
-	Depth  int64
-	Level  int64 // in its lease, as last reported; of a semaphore, slots lent
-	Demand int64 // units per 1024 s, refused or not, as last reported
-	Cost   int64 // of a typical request
-	At     int64 // the reading of the last report, to within 17 ms
-	Live   bool  // its session holds
-	Asks   bool  // it asks now
+	At     int64  // ns of the owner's clock, of the last report; 0: none yet
+	Share  uint32 // last sent
+	Depth  int64  // last sent; of a semaphore, slots lent
+	Level  int64  // in its lease: as last reported, and what was granted since; of a semaphore, free slots
+	Demand int64  // units per 1024 s, refused or not
+	Cost   int64  // of a typical request
+	Live   bool   // its session holds
+	Asks   bool   // it asks now
 }
 
-// Even lends rate by demand, and the tokens that a horizon of it may need. A sole holder is lent all.
-type Even struct{}
-
-// horizon is for how long ahead a lease is filled, demandUnit what a demand is per.
+// The default policy, Topup: what a holder needs until its next keep-alive is put into its lease at
+// each, and the refill stays with the owner. Rate is lent only where the burst is too short to bridge
+// two keep-alives. Against shares of the rate this wastes nothing: a lease that is full takes no
+// refill from others, and a share that moves counts twice until it is acknowledged (R3).
+//
+// bench/lease measures it; the numbers come from there.
 const (
-	horizon    = 500 // ms
-	demandUnit = 1024 * 1000
-	// forgetAfter is when a holder's demand counts no more, in ns.
-	forgetAfter = int64(2e9)
+	// sizeHorizon is what a lease is sized for: a keep-alive and the way of its answer.
+	sizeHorizon = 0.3 // s
+	// sizeSpread is how many standard deviations of the demand over a horizon a lease has on top of it,
+	// where the level is ample, and where it is scarce.
+	sizeSpread, sizeSpreadScarce = 3, 0.5
+	// sizeMost is the part of the burst that all leases' depths may take: the rest is where the refill
+	// goes, and what asks of holders without a lease are served from.
+	sizeMost = 0.75
+	// sizeFair times a holder's share of the demand is the part of the level that it may be granted at
+	// once.
+	sizeFair = 2
+	// sizeLeast is how many requests a second are worth a lease; one that exists is kept down to
+	// sizeKeep of that.
+	sizeLeast, sizeKeep = 1.3, 0.6
+	// sizeSmall: in a bucket of fewer typical costs each request counts, and only holders of sizeBusy
+	// requests a second have a lease.
+	sizeSmall, sizeBusy = 60, 10
+	// sizeLow and sizeLowAll are the parts of the burst below which the level, and all that is
+	// unspent anywhere, are scarce.
+	sizeLow, sizeLowAll = 0.3, 0.6
+	// sizeSteady is by how much a depth or share may be off before it is replaced.
+	sizeSteady = 0.25
+	// sizeAsks is how many asks of refused holders are let through for each that the rate can serve.
+	sizeAsks = 2.5
+	// demandFor is the time constant of the demand's average, in s.
+	demandFor = 1.0
+	// sizeRefuse bounds a refusal, in s.
+	sizeRefuse = 1.0
 )
 
-// Size implements Sizer.
-func (Even) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
-	h := &s.Holders[i]
-	demand, others := h.demand(s.Now, i, i), 0.0
-	sole := true
+// Topup is the default Sizer.
+type Topup struct{}
+
+// crowd is what all holders come to, in units and seconds.
+type crowd struct {
+	rate, burst  float64
+	demand       float64 // of all
+	cost         float64 // typical, weighed by demand
+	unspent      float64 // with the owner and in leases
+	active       float64 // holders with demand
+	small        bool
+	scarce       bool
+	affordable   float64 // part of the demand that the rate can serve
+	refills      bool
+	level, depth float64
+}
+
+func look(s *Sight) (c crowd) {
+	c.level, c.unspent = float64(s.Level), float64(s.Level)
 	for j := range s.Holders {
-		if x := &s.Holders[j]; j != i {
-			others += x.demand(s.Now, i, j)
-			sole = sole && x.Depth == 0 && x.Demand == 0
+		h := &s.Holders[j]
+		d := h.demand(s.Now)
+		c.demand += d
+		c.cost += d * float64(h.Cost)
+		if d > 0.2*float64(h.Cost) {
+			c.active++
+		}
+		if h.Live && s.Limit.Algorithm != limiter.Semaphore {
+			c.unspent += float64(h.Level)
 		}
 	}
+	if c.demand > 0 {
+		c.cost /= c.demand
+	}
+	c.affordable = 1
+	c.burst = float64(s.Limit.Capacity())
+	c.refills = s.Limit.Algorithm == limiter.GCRA && !s.Limit.Durable()
+	if !c.refills {
+		c.scarce = c.unspent < max(c.cost, 1)
+		return c
+	}
+	c.rate = float64(s.Limit.Rate.Count) / s.Limit.Rate.Per.Seconds()
+	c.small = c.burst < sizeSmall*c.cost
+	c.scarce = c.level < min(c.rate*sizeHorizon, sizeLow*c.burst) && c.unspent < sizeLowAll*c.burst && c.demand > 0.8*c.rate
+	if c.small {
+		// The level of a small bucket is often low below the limit, too: only what cannot be chance counts.
+		c.scarce = c.scarce && c.demand-2*math.Sqrt(c.demand*c.cost/demandFor) > c.rate
+	}
+	if c.demand > c.rate {
+		c.affordable = c.rate / c.demand
+	}
+	return c
+}
+
+// demand is in units a second. What was reported long ago has faded.
+func (h *SightHolder) demand(now int64) float64 {
+	d := float64(h.Demand) / 1024
+	if age := time.Duration(now - h.At).Seconds(); age > sizeHorizon {
+		d *= math.Exp(-(age - sizeHorizon) / demandFor)
+	}
+	return d
+}
+
+// worth says that a holder asks often enough for a lease.
+func (c *crowd) worth(h *SightHolder, demand float64) bool {
+	requests := demand / max(float64(h.Cost), 1e-9)
+	if h.Depth > 0 {
+		requests /= sizeKeep
+	}
+	return requests >= sizeLeast && (!c.small || requests >= sizeBusy)
+}
+
+// want is what a holder would need for itself, in units.
+func (c *crowd) want(h *SightHolder, demand float64) float64 {
+	need := demand * c.affordable * sizeHorizon
+	spread := float64(sizeSpread)
+	if c.scarce {
+		spread = sizeSpreadScarce
+	}
+	need += spread * math.Sqrt(2*need*float64(h.Cost))
+	if c.scarce {
+		need = max(need, 1.5*float64(h.Cost))
+	}
+	return need
+}
+
+// Size is documented with Sizer.
+func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
+	c, h := look(s), &s.Holders[i]
+	demand := h.demand(s.Now)
+	if demand <= 0 {
+		return 0, 0, 0, 0
+	}
+	all := 0.0
+	for j := range s.Holders {
+		g := &s.Holders[j]
+		if d := g.demand(s.Now); !c.scarce || c.worth(g, d) {
+			all += c.want(g, d)
+		}
+	}
+	target, part, cost := c.want(h, demand), demand/c.demand, float64(h.Cost)
 	if s.Limit.Algorithm == limiter.Semaphore {
-		return 0, evenSlots(s, demand, others, sole), 0, 0
+		return 0, slots(s, h, target, part), 0, 0
 	}
-	level := max(0, s.Level)
-	if sole {
-		return limiter.ShareOne, s.Limit.Capacity(), level, 0
+	least := 2 * cost
+	if c.refills {
+		target *= min(1, sizeMost*c.burst/max(all, 1e-9))
+	} else {
+		target = min(target, max(c.level, 0)*part/2+float64(h.Level))
 	}
-	part := demand / max(demand+others, 1e-9)
-	ahead := demand * horizon / demandUnit
-	if ahead < float64(max(h.Cost, 1)) {
-		return 0, 0, 0, 0 // less than about one request a horizon
+	if c.scarce {
+		least = cost
 	}
-	share = uint32(part * (limiter.ShareOne - 16))
-	most := float64(s.Limit.Capacity()) * part
-	depth = max(1, int64(min(most, 2*ahead+float64(2*h.Cost))))
-	want := min(int64(ahead), depth) - h.Level
-	grant = max(0, min(want, int64(float64(level)*part/2)))
-	return share, depth, grant, 0
+	if !c.worth(h, demand) || target < least {
+		if c.scarce {
+			refuse = c.pause()
+		}
+		return 0, 0, 0, refuse
+	}
+	if off := math.Abs(float64(h.Depth) - target); h.Depth > 0 && off < sizeSteady*target {
+		target = float64(h.Depth)
+	}
+	give := max(0, min(target-float64(h.Level), c.level*min(1, sizeFair*part)))
+	// Depth beyond what is granted needs room in the burst; without it the owner's own level would go.
+	room := max(0, c.burst-c.level-float64(s.Outstanding))
+	depth = int64(min(target, float64(h.Depth)+room+give))
+	if c.scarce {
+		refuse = seconds(sizeHorizon)
+	}
+	return c.lend(s, h, part), depth, int64(give), refuse
 }
 
-// demand is what a holder asks of the bucket; one that asks for the first time counts a little.
-func (h *SightHolder) demand(now int64, i, j int) float64 {
-	if j != i && now-h.At > forgetAfter && h.Depth == 0 {
+// lend is the share of the rate that a holder is lent, which is none but for short bursts.
+func (c *crowd) lend(s *Sight, h *SightHolder, part float64) uint32 {
+	if !c.refills || c.burst >= 2*c.rate*sizeHorizon {
 		return 0
 	}
-	if h.Demand == 0 && (i == j || h.Asks) {
-		return float64(h.Cost)
+	share := (1 - c.burst/(8*c.rate*sizeHorizon)) * part * min(1, c.demand/c.rate)
+	if was := float64(h.Share) / ShareOne; was > 0 && math.Abs(was-share) < sizeSteady*share {
+		share = was
 	}
-	return float64(h.Demand)
+	left := float64(ShareOne-min(s.Share, ShareOne)) + float64(h.Share)
+	return uint32(max(0, min(share*ShareOne, left)))
 }
 
-// evenSlots is how many slots a holder may keep when it does not use them.
-func evenSlots(s *Sight, demand, others float64, sole bool) int64 {
-	if sole {
-		return s.Limit.Burst
+// pause is for how long a refused holder without a lease asks no more: the fewer the tokens for each
+// holder, the longer.
+func (c *crowd) pause() int64 {
+	if c.rate == 0 {
+		return seconds(sizeRefuse)
 	}
-	if s.Level < s.Limit.Burst/4 {
-		return 0
-	}
-	return int64(math.Ceil(float64(s.Limit.Burst) * demand / max(demand+others, 1e-9) / 2))
+	return seconds(min(sizeRefuse, c.active*c.cost/(sizeAsks*c.rate)))
 }
 
-// Recall implements Sizer.
-func (Even) Recall(*Sight, int, int64) bool { return true }
+// slots is how many slots a holder may keep: those in use, and some of the free ones for its next
+// requests.
+func slots(s *Sight, h *SightHolder, want, part float64) int64 {
+	free := min(want, float64(s.Level+h.Level)*part/2)
+	return h.Depth - h.Level + int64(free)
+}
+
+func seconds(s float64) int64 { return int64(s * float64(time.Second)) }
+
+// Recall is documented with Sizer.
+func (Topup) Recall(s *Sight, i int, cost int64) bool {
+	c := look(s)
+	return (!c.scarce || !c.refills) && c.unspent-float64(s.Holders[i].Level) >= float64(cost)
+}
 
 // FixedBlocks lends blocks of n units and no rate: the baseline of the benchmarks.
 func FixedBlocks(n int64) Sizer { return blocks(max(1, n)) }
 
 type blocks int64
 
-// Size implements Sizer.
+// Size is documented with Sizer.
 func (n blocks) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	h := &s.Holders[i]
-	if h.Level > int64(n)/4 && !h.Asks {
+	if s.Limit.Algorithm == limiter.Semaphore {
+		return 0, int64(n), 0, 0
+	}
+	if h.Level > int64(n)/4 {
 		return 0, h.Depth, 0, 0
 	}
-	return 0, max(h.Depth, h.Level+int64(n)), int64(n), 0
+	give := max(0, min(int64(n), s.Level))
+	return 0, h.Level + give, give, 0
 }
 
-// Recall implements Sizer.
+// Recall is documented with Sizer.
 func (blocks) Recall(*Sight, int, int64) bool { return true }
