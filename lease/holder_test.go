@@ -15,13 +15,14 @@ const (
 	ownerB = 8
 )
 
-// bench is a holder whose owners the test plays.
+// stand is a holder whose owners the test plays.
 type stand struct {
 	t     testing.TB
 	h     *Holder
 	now   atomic.Int64
 	woken map[uint64]int
 	view  *View
+	asked *Request // the last with an ask
 	// between runs after the nth reading of the clock from now on, once.
 	countdown int
 	between   func()
@@ -232,13 +233,11 @@ func TestHolderSettles(t *testing.T) {
 	if _, ok := s.take(&c); !ok {
 		t.Fatal("not taken")
 	}
-	twice := c
 	s.settle(&c, 2)
 	s.settle(&c, 0)
 	if n := s.spend(keyA, perSec); n != 8 {
 		t.Fatalf("%d left after 2 of 10", n)
 	}
-	_ = twice
 	c = limiter.Charge{Key: keyA, Limit: perSec, Cost: 1}
 	s.push(ownerA, 1, block(5, 1, 10, 15))
 	s.take(&c)
@@ -253,5 +252,363 @@ func TestHolderSettles(t *testing.T) {
 	s.settle(&c, 0) // 6 lie in a depth of 6
 	if r := s.report(ownerA, 5); r == nil || r.Refunded != 6 {
 		t.Fatalf("6 back into a full lease: %+v", r)
+	}
+}
+
+func slotLease(series, number uint64, depth, granted int64) Lease {
+	return Lease{Bucket: Bucket{0, keyA}, Series: series, Number: number, Depth: depth, Granted: granted, Limit: *slots8}
+}
+
+func TestHolderKeepsSlots(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, slotLease(5, 1, 3, 3))
+	var held []limiter.Charge
+	for range 4 {
+		c := limiter.Charge{Key: keyA, Limit: slots8, Cost: 1}
+		if _, ok := s.take(&c); ok {
+			held = append(held, c)
+		}
+	}
+	if len(held) != 3 {
+		t.Fatalf("%d of 3 slots taken", len(held))
+	}
+	s.settle(&held[0], 1)
+	if held[0].Held == nil {
+		t.Fatal("a slot that is settled as used is no longer held")
+	}
+	s.settle(&held[0], 0)
+	s.settle(&held[0], 0)
+	if n := s.spend(keyA, slots8); n != 1 {
+		t.Fatalf("%d free after one came back, twice said", n)
+	}
+	s.push(ownerA, 1, slotLease(5, 2, 1, 3))
+	if s.woken[ownerA] == 0 {
+		t.Error("a recall is acknowledged with the next keep-alive only")
+	}
+	s.settle(&held[1], 0)
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 1 || r.Ack != 2 || r.Level != 0 {
+		t.Fatalf("one freed of 3 in use where 1 may be kept: %+v", r)
+	}
+	s.answer(ownerA, 2) // the session was ended
+	s.settle(&held[2], 0)
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 2 || !r.Idle || r.Closed {
+		t.Fatalf("one in use in a session that was dropped: %+v", r)
+	}
+}
+
+func TestHolderReturnsSlotsThatDoNotCoverAnAsk(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, slotLease(5, 1, 3, 3))
+	c := limiter.Charge{Key: keyA, Limit: slots8, Cost: 1}
+	s.take(&c)
+	big := []limiter.Charge{{Key: keyA, Limit: slots8, Cost: 4}}
+	q := s.h.Request(ownerA, []Ask{s.h.Ask(big, 1, 0, false)})
+	if r := q.Reports[0]; r.Returned != 2 || r.Idle || r.Level != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if n := s.spend(keyA, slots8); n != 0 {
+		t.Fatalf("%d taken of those given back", n)
+	}
+	s.settle(&c, 0)
+	if n := s.spend(keyA, slots8); n != 1 {
+		t.Fatalf("%d taken of the one that stayed", n)
+	}
+}
+
+func TestHolderRollsSlots(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, slotLease(5, 1, 3, 3))
+	cs := make([]limiter.Charge, 2)
+	for i := range cs {
+		cs[i] = limiter.Charge{Key: keyA, Limit: slots8, Cost: 1}
+		s.take(&cs[i])
+	}
+	s.step(2, ownerB, ownerA)
+	if n := s.spend(keyA, slots8); n != 0 {
+		t.Fatalf("%d taken of an owner of before", n)
+	}
+	s.settle(&cs[0], 0)
+	for range 2 { // a retry is the same
+		q := s.h.Request(ownerB, nil)
+		if q.Roll == nil || q.Roll.Epoch != 2 || len(q.Roll.Slots) != 1 || q.Roll.Slots[0].InUse != 2 || len(q.Reports) != 0 {
+			t.Fatalf("roll %+v, reports %+v", q.Roll, q.Reports)
+		}
+	}
+	if q := s.h.Request(ownerA, nil); q.Roll != nil && len(q.Roll.Slots) > 0 {
+		t.Fatalf("the owner of before hears of %+v", q.Roll)
+	}
+	l := slotLease(9, 1, 2, 2)
+	l.Rolled = true
+	s.answer(ownerB, 3, l)
+	if r := s.report(ownerB, 9); r == nil || r.Ack != 1 || r.Granter != ownerB {
+		t.Fatalf("%+v", r)
+	}
+	if n := s.spend(keyA, slots8); n != 0 {
+		t.Fatalf("%d taken where one of 2 came back before the series had a number", n)
+	}
+	s.settle(&cs[1], 0)
+	if n := s.spend(keyA, slots8); n != 1 {
+		t.Fatalf("%d taken of the one that may be kept", n)
+	}
+	s.h.Drain()
+	if r := s.report(ownerB, 9); r == nil || r.Returned != 1 {
+		t.Fatalf("one of 2 is in use: %+v", r)
+	}
+}
+
+func TestHolderWindow(t *testing.T) {
+	s := newStand(t, 0)
+	day := int64(24 * time.Hour)
+	w := (s.clock().Wall + day) / day // tomorrow
+	l := Lease{Bucket: Bucket{0, keyA}, Series: 5, Number: 1, Depth: 10, Granted: 10, Limit: *daily, Window: w}
+	s.answer(ownerA, 1, l)
+	if n := s.spend(keyA, daily); n != 0 {
+		t.Fatalf("%d taken of tomorrow's", n)
+	}
+	s.now.Store(w*day - 1e18)
+	s.answer(ownerA, 1)
+	c := limiter.Charge{Key: keyA, Limit: daily, Cost: 3}
+	if d, ok := s.take(&c); !ok || d.At != s.clock().Wall {
+		t.Fatalf("%+v", d)
+	}
+	s.countdown, s.between = 2, func() { s.now.Add(day) }
+	if _, ok := s.take(&limiter.Charge{Key: keyA, Limit: daily, Cost: 3}); ok {
+		t.Fatal("taken across the end of a window")
+	}
+	s.settle(&c, 1)
+	if r := s.report(ownerA, 5); r == nil || r.Refunded != 2 || !r.Idle {
+		t.Fatalf("a refund of yesterday's: %+v", r)
+	}
+}
+
+func TestHolderDetaches(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s := newStand(t, 0)
+		s.answer(ownerA, 1, block(5, 1, 10, 10))
+		c := limiter.Charge{Key: keyA, Limit: perSec, Cost: 2}
+		s.take(&c)
+		s.pass(500 * time.Millisecond)
+		s.step(2, ownerB, ownerA)
+		s.answer(ownerA, 1) // extends the session, not the lease that moved
+		if late {
+			s.pass(480 * time.Millisecond)
+		} else if _, ok := s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1}); !ok {
+			t.Fatal("a lease that moved is spent until its deadline")
+		}
+		s.push(ownerA, 1, block(5, 2, 10, 20))
+		s.answer(ownerB, 4)
+		if n := s.spend(keyA, perSec); n != 0 {
+			t.Fatalf("%d taken after the return", n)
+		}
+		want := int64(7)
+		if late {
+			want = 0
+		}
+		if r := s.report(ownerB, 5); r == nil || r.Granter != ownerA || r.Returned != want || !r.Idle {
+			t.Fatalf("late %v: %+v", late, r)
+		}
+		s.settle(&c, 0)
+		if r := s.report(ownerB, 5); r == nil || r.Refunded != 2 {
+			t.Fatalf("late %v: %+v", late, r)
+		}
+	}
+}
+
+func (s *stand) decide(c []limiter.Charge, d AskDecision, wait time.Duration) (limiter.Decision, int, bool) {
+	a := s.h.Ask(c, 1, 0, false)
+	sent := s.now.Load()
+	q := s.h.Request(ownerA, []Ask{a})
+	s.asked = q
+	s.pass(wait)
+	d.ID = a.ID
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: s.view.Epoch, Answers: q.Seq, Session: 1, Left: 1e9, Decisions: []AskDecision{d}})
+	ds := make([]limiter.Decision, 1)
+	refused, ok := s.h.Decided(c, 1, &d, sent, ds)
+	return ds[0], refused, ok
+}
+
+func TestHolderTakesADecision(t *testing.T) {
+	yes := AskDecision{Refused: -1, Left: 1e9, Charges: []ChargeDecision{{Decision: limiter.Decision{Admitted: true, At: 5}, Series: 6}}}
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 20}}
+	if d, refused, ok := s.decide(c, yes, time.Millisecond); !ok || refused != -1 || d.By != limiter.ByOwner || c[0].At != 5 {
+		t.Fatalf("%+v %d %v", d, refused, ok)
+	}
+	if r := s.asked.Reports[0]; r.Series != 5 || !r.Idle || r.Returned != 10 || !r.Closed {
+		t.Fatalf("a lease that did not cover an ask: %+v", r)
+	}
+	s.settle(&c[0], 5)
+	if r := s.report(ownerA, 6); r == nil || r.Refunded != 15 {
+		t.Fatalf("a refund of a direct decision: %+v", r)
+	}
+	c = []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 20}}
+	if _, _, ok := s.decide(c, yes, 980*time.Millisecond); ok || c[0].Held != nil {
+		t.Fatal("a late decision counts")
+	}
+	no := AskDecision{Refused: 0, Charges: []ChargeDecision{{Decision: limiter.Decision{RetryAfter: 9}}}}
+	if d, refused, ok := s.decide(c, no, time.Millisecond); !ok || refused != 0 || d.RetryAfter != 9 {
+		t.Fatalf("%+v %d %v", d, refused, ok)
+	}
+}
+
+func TestHolderAnswersFromARefusal(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	refuse := Refusal{Bucket: Bucket{0, keyA}, Cost: 5, For: 1e8, RetryAfter: 2e8}
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{refuse}})
+	if _, ok := s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 7}); !ok {
+		t.Fatal("what the lease covers is refused")
+	}
+	try := func(cost int64) (limiter.Decision, int, uint32) {
+		ds := make([]limiter.Decision, 1)
+		refused, missing := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: cost}}, ds)
+		return ds[0], refused, missing
+	}
+	if d, refused, _ := try(6); refused != 0 || d.RetryAfter != 201e6 || d.By != limiter.ByRefusal || d.Admitted {
+		t.Fatalf("%d %+v", refused, d)
+	}
+	if _, refused, missing := try(4); refused != -1 || missing != 1 {
+		t.Fatal("less than what is refused is not asked for")
+	}
+	s.pass(100 * time.Millisecond)
+	if _, refused, missing := try(6); refused != -1 || missing != 1 {
+		t.Fatal("refused after its time")
+	}
+}
+
+func TestHolderTakesAllOrNothing(t *testing.T) {
+	s := newStand(t, 0)
+	l := block(6, 1, 10, 10)
+	l.Key.Limit = "other"
+	s.answer(ownerA, 1, block(5, 1, 10, 10), l)
+	cs := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 4}, {Key: l.Key, Limit: perSec, Cost: 11}, {Key: keyA, Limit: perSec, Cost: 4}}
+	ds := make([]limiter.Decision, 3)
+	if refused, missing := s.h.Take(cs, ds); refused != -1 || missing != 2 || cs[0].Held == nil || cs[1].Held != nil {
+		t.Fatalf("%d %b", refused, missing)
+	}
+	s.h.Cancel(cs, 5)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{{Bucket: l.Bucket, Cost: 1, For: 1e8, RetryAfter: 1e8}}})
+	if refused, missing := s.h.Take(cs, ds); refused != 1 || missing != 0 || cs[0].Held != nil || !ds[0].Admitted || ds[1].Admitted {
+		t.Fatalf("%d %b %+v", refused, missing, ds)
+	}
+	if n := s.spend(keyA, perSec); n != 10 {
+		t.Fatalf("%d left of 10 after a cancel and a refusal", n)
+	}
+}
+
+func TestHolderDropsWhatCannotBeTrue(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	bad := map[string]*Response{
+		"another holder":        {Owner: ownerA, Holder: self + 1, Session: 1, Leases: []Lease{block(5, 2, 10, 20)}},
+		"nobody's":              {Owner: 999, Holder: self, Session: 1, Leases: []Lease{block(5, 2, 10, 20)}},
+		"an answer to come":     {Owner: ownerA, Holder: self, Session: 1, Answers: 1e6, Leases: []Lease{block(5, 2, 10, 20)}},
+		"a long session":        {Owner: ownerA, Holder: self, Session: 1, Left: 1e18, Leases: []Lease{block(5, 2, 10, 20)}},
+		"negative left":         {Owner: ownerA, Holder: self, Session: 1, Left: -1, Leases: []Lease{block(5, 2, 10, 20)}},
+		"no session":            {Owner: ownerA, Holder: self, Leases: []Lease{block(5, 2, 10, 20)}},
+		"negative grant":        {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 2, 10, -20)}},
+		"huge grant":            {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 2, 10, 1<<62+1)}},
+		"depth over burst":      {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 2, 1001, 20)}},
+		"negative depth":        {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 2, -1, 20)}},
+		"number 0":              {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 0, 10, 20)}},
+		"series 0":              {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(0, 2, 10, 20)}},
+		"slots for units":       {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{slotLease(5, 2, 8, 20)}},
+		"no such partition":     {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{{Bucket: Bucket{7, keyA}, Series: 5, Number: 2, Depth: 10, Granted: 20, Limit: *perSec}}},
+		"another's place":       {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{{Bucket: Bucket{1, keyA}, Series: 5, Number: 2, Depth: 10, Granted: 20, Limit: *perSec}}},
+		"an epoch of before":    {Owner: ownerA, Holder: self, Session: 1, Leases: []Lease{block(5, 2, 10, 20)}, Epoch: 0},
+		"a refusal of the past": {Owner: ownerA, Holder: self, Session: 1, Refusals: []Refusal{{Bucket: Bucket{0, keyA}, For: -1}}},
+	}
+	for name, r := range bad {
+		before := s.h.Stats()
+		if name != "an epoch of before" {
+			r.Epoch = 1
+		}
+		s.h.Handle(r)
+		after := s.h.Stats()
+		if name != "no session" && after.Rejected+after.Discarded == before.Rejected+before.Discarded {
+			t.Errorf("%s is not counted", name)
+		}
+		if l := s.h.Levels("a"); len(l) != 1 || l[0].Level != 10 || l[0].Depth != 10 {
+			t.Errorf("%s changed something: %+v", name, l)
+		}
+	}
+	c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 20}}
+	if _, ok := s.h.Decided(c, 1, &AskDecision{ID: 77, Refused: -1, Left: 1e9, Charges: make([]ChargeDecision, 1)}, s.now.Load(), make([]limiter.Decision, 1)); ok {
+		t.Error("a decision on an ask that there was not")
+	}
+}
+
+func TestHolderDrains(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	c := limiter.Charge{Key: keyA, Limit: perSec, Cost: 2}
+	s.take(&c)
+	s.h.Drain()
+	if s.h.Drained() {
+		t.Fatal("drained before the owner knows")
+	}
+	s.pass(againAfter)
+	q := s.answer(ownerA, 1, block(6, 1, 10, 10))
+	if len(q.Reports) != 1 || q.Reports[0].Returned != 8 || !q.Reports[0].Idle || q.Reports[0].Closed {
+		t.Fatalf("%+v", q.Reports)
+	}
+	if n := s.spend(keyA, perSec); n != 0 {
+		t.Fatalf("%d taken of a lease that came after", n)
+	}
+	q = s.answer(ownerA, 1)
+	if len(q.Reports) != 1 || q.Reports[0].Series != 6 || q.Reports[0].Returned != 10 || !q.Reports[0].Closed {
+		t.Fatalf("%+v", q.Reports)
+	}
+	if !s.h.Drained() {
+		t.Fatalf("%+v", s.h.Stats())
+	}
+	s.settle(&c, 0)
+	if s.h.Drained() {
+		t.Fatal("drained with a refund on its way")
+	}
+	q = s.answer(ownerA, 1)
+	if len(q.Reports) != 1 || q.Reports[0].Refunded != 2 || !q.Reports[0].Closed {
+		t.Fatalf("%+v", q.Reports)
+	}
+	if st := s.h.Stats(); st.Series != 0 || !s.h.Drained() {
+		t.Fatalf("%+v", st)
+	}
+}
+
+func TestHolderForgets(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	for range 60 {
+		s.pass(KeepEvery)
+		s.answer(ownerA, 1)
+	}
+	if st := s.h.Stats(); st.Buckets != 0 || st.Leases != 0 || len(s.h.Owners()) != 0 {
+		t.Fatalf("15 s without use: %+v", st)
+	}
+	s.push(ownerA, 1, block(5, 1, 10, 10)) // a duplicate of long ago
+	if n := s.spend(keyA, perSec); n != 0 {
+		t.Fatalf("%d spent of a series that was closed", n)
+	}
+}
+
+func TestHolderSaysWhatIsLow(t *testing.T) {
+	s := newStand(t, 0)
+	s.pass(time.Second)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	for range 9 {
+		s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1})
+	}
+	if s.woken[ownerA] != 0 {
+		t.Fatal("woken above the mark")
+	}
+	s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1})
+	if s.woken[ownerA] != 1 {
+		t.Fatalf("woken %d times at the mark", s.woken[ownerA])
+	}
+	s.answer(ownerA, 1, block(5, 1, 10, 11))
+	s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1})
+	if s.woken[ownerA] != 1 {
+		t.Fatal("woken again at once")
 	}
 }
