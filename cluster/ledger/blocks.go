@@ -327,7 +327,7 @@ func (s *State) sweep(now int64, most int) (changed bool) {
 		next.advance(now)
 		next.blocks = slices.DeleteFunc(next.blocks, func(k block) bool { return s.gone(&k) }) // spent as of now
 		switch {
-		case next.outstanding() == 0 && next.limit.Full(&next.state, now):
+		case next.limit.Full(&next.state, now): // and so nothing of it outstanding
 			s.hash.remove(old.sum)
 			s.durables.remove(e)
 			changed = true
@@ -344,10 +344,11 @@ func (s *State) sweep(now int64, most int) (changed bool) {
 	return changed
 }
 
-// gone says of a block's owner that it can spend nothing any more: it is in no view since.
+// gone says of a block's owner that it is in the view no more. Nobody follows it before all that it
+// lent has ended.
 func (s *State) gone(k *block) bool {
 	v := s.work.View
-	return v != nil && k.epoch < v.Epoch && !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == k.owner })
+	return v != nil && !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == k.owner })
 }
 
 // message is the bucket as snapshots carry it.

@@ -457,7 +457,7 @@ func TestBlocksShowInTheHashOnly(t *testing.T) {
 	again := apply(r.message())
 	r.N, r.Want, r.Holding = 2, 0, 2
 	second := apply(r.message())
-	if first.Hash == (NewState().Facts().Hash) || again.Hash != first.Hash || second.Hash == first.Hash {
+	if first.Hash == NewState().Facts().Hash || again.Hash != first.Hash || second.Hash == first.Hash {
 		t.Errorf("hashes %x, again %x, then %x", first.Hash[:4], again.Hash[:4], second.Hash[:4])
 	}
 	if first.Changed != 1 || again.Changed != 1 || second.Changed != 3 || len(told) != 0 {

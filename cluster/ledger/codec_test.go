@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -104,13 +105,49 @@ func TestDamageIsNamed(t *testing.T) {
 		return 0
 	}
 	key := func(r *ledgerpb.Record) bool { return r.GetKey() != nil }
+	bucket := func(r *ledgerpb.Record) bool { return r.GetDurable() != nil }
 	for name, c := range map[string]struct {
 		edit func(records, *ledgerpb.Header) records
 		want string
 	}{
-		"nothing":            {func(rs records, _ *ledgerpb.Header) records { return rs }, ""},
-		"a key gone":         {func(rs records, _ *ledgerpb.Header) records { i := find(rs, key); return append(rs[:i:i], rs[i+1:]...) }, "whose hash is"},
-		"a key changed":      {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Revoked = true; return rs }, "whose hash is"},
+		"nothing":       {func(rs records, _ *ledgerpb.Header) records { return rs }, ""},
+		"a key gone":    {func(rs records, _ *ledgerpb.Header) records { i := find(rs, key); return append(rs[:i:i], rs[i+1:]...) }, "whose hash is"},
+		"a key changed": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Revoked = true; return rs }, "whose hash is"},
+		"a block changed": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, bucket)].GetDurable().GetBlocks()[0].Outstanding++
+			return rs
+		}, "whose hash is"},
+		"a bucket twice": {func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, bucket)
+			return append(rs[:i+1:i+1], rs[i:]...)
+		}, "a bucket twice"},
+		"blocks reversed": {func(rs records, _ *ledgerpb.Header) records {
+			slices.Reverse(rs[find(rs, bucket)].GetDurable().GetBlocks())
+			return rs
+		}, "its block 1 cannot be"},
+		"a block owed": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, bucket)].GetDurable().GetBlocks()[0].Outstanding = -1
+			return rs
+		}, "its block 0 cannot be"},
+		"a block to come": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, bucket)].GetDurable().GetBlocks()[0].Epoch = 2
+			return rs
+		}, "its block 0 cannot be"},
+		"many blocks": {func(rs records, _ *ledgerpb.Header) records {
+			b := rs[find(rs, bucket)].GetDurable()
+			b.Blocks = make([]*ledgerpb.Block, maxBlocks+1)
+			return rs
+		}, "9 blocks, of 8"},
+		"a bucket of slots": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, bucket)].GetDurable().Spec.Algorithm = 4
+			return rs
+		}, "semaphore has no blocks"},
+		"a bucket of nobody": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, bucket)].GetDurable().Limit = ""; return rs }, "is no bucket of a durable limit"},
+		"a bucket of before": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, bucket)].GetDurable().UnixNano = -1
+			return rs
+		}, "before 1970"},
+		"no level":           {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, bucket)].GetDurable().State = nil; return rs }, "no bucket can be in"},
 		"a key without hash": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
 		"a key twice": {func(rs records, _ *ledgerpb.Header) records {
 			i := find(rs, key)

@@ -34,7 +34,9 @@
 //   - A command id among the last maxDone answers as it did and changes nothing.
 //   - Facts never change; a key's record never changes, so that its pointer stands for the key as it is.
 //   - Everything the state holds is bounded (state.go), and those bounds are part of its version.
-//   - The hash of the state covers policy, keys, kill switches, rungs and tokens; not the cluster's id,
+//   - What can be spent of a durable limit at one instant, from the ledger and from all blocks, is
+//     within the limit; the same number of an owner's command gives the same result.
+//   - The hash of the state covers policy, keys, kill switches, rungs, tokens and blocks; not the cluster's id,
 //     the view, the audit log or the remembered ids. So a backup has the same hash in another cluster.
 //   - A damaged snapshot is refused whole, whatever bit of it was flipped.
 //
