@@ -289,9 +289,10 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 	if s.dead {
 		// A lease that has ended is not revived: what comes for it goes back.
 		h.kill(s, at.Now, true)
-		if !s.slots {
-			s.returned.Add(fresh)
+		if s.slots {
+			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
 		}
+		s.returned.Add(fresh)
 		h.wake(p.id)
 		return
 	}

@@ -15,9 +15,16 @@ const (
 	ownerB = 8
 )
 
+// failer is a *testing.T or a *rapid.T.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // stand is a holder whose owners the test plays.
 type stand struct {
-	t     testing.TB
+	t     failer
 	h     *Holder
 	now   atomic.Int64
 	woken map[uint64]int
@@ -28,7 +35,7 @@ type stand struct {
 	between   func()
 }
 
-func newStand(t testing.TB, rule Rule) *stand {
+func newStand(t failer, rule Rule) *stand {
 	s := &stand{t: t, woken: map[uint64]int{}}
 	s.now.Store(1e12)
 	s.h = NewHolder(HolderConfig{Self: self, Clock: s.clock, MaxBuckets: 1000, Break: rule, Wake: func(o uint64) { s.woken[o]++ }})
