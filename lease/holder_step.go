@@ -17,13 +17,7 @@ func (h *Holder) Step(v *View) {
 	moved := h.moves(old, v)
 	recount := old != nil && len(old.Owners) != len(v.Owners)
 	h.view.Store(v)
-	h.meet(v)
-	rolls := map[uint64]*Roll{}
-	for p, m := range moved {
-		if id := v.OwnerOf(uint32(p)).Incarnation; (m || h.joins(old, v)) && id != 0 && rolls[id] == nil {
-			rolls[id] = &Roll{Epoch: v.Epoch}
-		}
-	}
+	// Before peers go: what they were to hear others are to.
 	for _, p := range h.peers {
 		p.detached = slices.DeleteFunc(p.detached, func(s *tab) bool { return moved[s.bucket.part] })
 		p.queue = slices.DeleteFunc(p.queue, func(s *tab) bool {
@@ -32,6 +26,13 @@ func (h *Holder) Step(v *View) {
 			}
 			return moved[s.bucket.part]
 		})
+	}
+	h.meet(v)
+	rolls := map[uint64]*Roll{}
+	for p, m := range moved {
+		if id := v.OwnerOf(uint32(p)).Incarnation; (m || h.joins(old, v)) && id != 0 && rolls[id] == nil {
+			rolls[id] = &Roll{Epoch: v.Epoch}
+		}
 	}
 	for _, b := range h.buckets {
 		b.refusal.Store(nil)

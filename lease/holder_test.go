@@ -619,3 +619,20 @@ func TestHolderSaysWhatIsLow(t *testing.T) {
 		t.Fatal("woken again at once")
 	}
 }
+
+func TestHolderTellsTheNextOwnerWhatTheLastDidNotHear(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	c := limiter.Charge{Key: keyA, Limit: perSec, Cost: 2}
+	s.take(&c)
+	s.h.Request(ownerA, nil) // lost
+	s.step(2, ownerB, ownerB)
+	s.settle(&c, 5)
+	s.pass(time.Second)
+	if r := s.report(ownerB, 5); r == nil || r.Granter != ownerA || r.Ack != 1 {
+		t.Fatalf("%+v", r)
+	}
+	if got := s.h.Owners(); len(got) != 1 || got[0] != ownerB {
+		t.Fatalf("owners %v", got)
+	}
+}
