@@ -31,6 +31,7 @@ const (
 	maxAskers   = 64      // holders without a series remembered a bucket
 	maxKey      = 1 << 10 // bytes of a key
 	maxRolled   = 1 << 16 // buckets in a roll
+	maxBuried   = 4096    // processes remembered that left with slots
 
 	maxTotal       = 1 << 62 // of a running total
 	maxOutstanding = 1 << 60
@@ -85,7 +86,8 @@ type Owner struct {
 	early   []early
 	giving  []*giving
 	loaded  *saved
-	buryAt  int64 // when a process that left is forgotten
+	buryAt  int64            // when a process that left is forgotten
+	buried  map[uint64]int64 // slots that were freed with it
 
 	step  step
 	sight Sight
@@ -133,6 +135,7 @@ func NewOwner(c OwnerConfig) *Owner {
 		waiting:    map[uint32]int{},
 		askers:     map[uint32][]asker{},
 		buryAt:     never,
+		buried:     map[uint64]int64{},
 	}
 	if o.sizer == nil {
 		o.sizer = Topup{}

@@ -498,6 +498,8 @@ func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
 	} else {
 		o.set(b, s, s.share, s.depth)
 	}
+	// The holder keeps no more slots than the depth says.
+	s.depth = max(s.depth, min(s.lent(), b.limit.Burst))
 	o.send(id, i)
 	o.stats.Granted++
 }

@@ -102,6 +102,9 @@ func (o *Owner) grant(at Instant, id uint32, b *bucket, p *peer, i uint32, share
 	if o.cfg.Break&BreakDepth == 0 && !slots {
 		depth = min(depth, o.deepest(at, id, b, s, lentDepth, grant))
 	}
+	if slots && s != nil {
+		depth = max(depth, s.lent()-s.level.value()) // those in use stay
+	}
 	depth = min(depth, b.limit.Capacity())
 	if depth == 0 && !slots {
 		share, grant = 0, 0

@@ -50,6 +50,9 @@ type OwnerStats struct {
 	Forgotten                         uint64 // series that were reported and are unknown
 	LostDebt                          int64  // units of debt reported for unknown series
 	SlotsLost                         uint64 // slots of processes that left, free again
+	// Excess counts slots that turned out to be in use above a limit: rolled by a process that had been
+	// cut off, or those counted as lost of one that came back.
+	Excess uint64
 	// Stranded is Σ of what leases held by their last reports when asks were refused.
 	Stranded int64
 }

@@ -241,9 +241,16 @@ func (o *Owner) rolledIn(at Instant, p *peer, x *RolledSlots) {
 	i, s := o.link(b, p, at)
 	s.flags |= seriesRolled
 	s.granted = x.InUse
+	before := o.excess(at, b)
 	b.limit.Debit(&b.state, at.Now, x.InUse)
+	o.stats.Excess += uint64(o.excess(at, b) - before)
 	o.set(b, s, 0, 0)
 	o.send(id, i)
+}
+
+// excess is how many slots of a semaphore are lent above its limit.
+func (o *Owner) excess(at Instant, b *bucket) int64 {
+	return max(0, -b.limit.Level(&b.state, at.Now))
 }
 
 // placed says whether a bucket is in the partition that its key belongs to.

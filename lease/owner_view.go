@@ -123,6 +123,8 @@ func (o *Owner) stepPeers(at Instant, v *View) {
 		if p != nil {
 			p.member, p.name = true, m.Name
 		}
+		o.stats.Excess += uint64(o.buried[m.Incarnation]) // it lives, and so may its streams
+		delete(o.buried, m.Incarnation)
 	}
 	for _, p := range o.peers {
 		if p != nil && p.member && !v.has(p.incarnation) {
@@ -535,6 +537,9 @@ func (o *Owner) bury(at Instant) {
 				o.touch(at, b)
 				if s.is(seriesSlots) {
 					o.stats.SlotsLost += uint64(s.lent())
+					if p := o.peers[s.peer].incarnation; len(o.buried) < maxBuried || o.buried[p] > 0 {
+						o.buried[p] += s.lent()
+					}
 					o.credit(at, id, b, s, s.lent())
 				}
 				o.unlink(b, i)
