@@ -20,7 +20,7 @@ const (
 	wireLeases     = 1024
 	wireAsks       = 1024
 	wireDecisions  = 4096 + wireAsks // all that were parked, too
-	wireRolled     = 1 << 20
+	wireRolled     = 1 << 19
 	wireForgotten  = wireReports
 	maxKeyText     = 4096    // bytes of a tenant, a limit, a subject
 	wireTotal      = 1 << 62 // units

@@ -1,0 +1,80 @@
+package lease
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"headgate/limiter"
+)
+
+// NewAlone returns a Manager that owns every bucket and needs no other process, nor Run: for a
+// process without a cluster, tests and benchmarks. What durable limits lend it keeps in memory.
+// maxBuckets 0 is DefaultMaxBuckets.
+func NewAlone(clock Clock, maxBuckets int) (*Manager, error) {
+	self := Member{Name: "alone", Incarnation: 1}
+	m, err := NewManager(ManagerConfig{
+		Self: self, Clock: clock, Rights: allRights{}, MaxBuckets: maxBuckets, Blocks: &memoryBlocks{states: map[Bucket]*drawnFrom{}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.Step(&View{Epoch: 1, Members: []Member{self}, Owners: make([]int32, 1), Place: func(string) uint32 { return 0 }})
+	return m, nil
+}
+
+// allRights are those of a process that nobody else shares with.
+type allRights struct{}
+
+func (allRights) Left(int64, uint32) int64      { return math.MaxInt64 }
+func (allRights) Lease(int64) int64             { return math.MaxInt64 }
+func (allRights) Started(int64, uint64, uint32) {}
+
+// memoryBlocks stand in for the ledger of a process that has none. They are as safe as the process
+// is: its end forgets them.
+type memoryBlocks struct {
+	mu     sync.Mutex
+	states map[Bucket]*drawnFrom
+}
+
+type drawnFrom struct {
+	limit limiter.Limit
+	state limiter.State
+}
+
+// Draw see Blocks. The Manager calls draw instead, which needs no clock of its own.
+func (b *memoryBlocks) Draw(context.Context, Draw) (Drawn, error) { return Drawn{}, context.Canceled }
+
+func (b *memoryBlocks) draw(at Instant, d *Draw) Drawn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := at.Now
+	if d.Limit.Algorithm == limiter.FixedWindow {
+		now = at.Wall
+	}
+	s := b.states[d.Bucket]
+	if s == nil {
+		s = &drawnFrom{limit: d.Limit}
+		b.states[d.Bucket] = s
+	}
+	if s.limit != d.Limit {
+		d.Limit.Convert(&s.state, now, &s.limit)
+		s.limit = d.Limit
+	}
+	out := Drawn{Bucket: d.Bucket, N: d.N}
+	if d.Limit.Algorithm == limiter.FixedWindow {
+		out.Window = now / int64(d.Limit.Rate.Per)
+	} else if over := s.limit.Peek(&s.state, now, 0, limiter.Refuse).Remaining - max(s.limit.Capacity()-d.Holding, 0); over > 0 {
+		s.limit.Take(&s.state, now, over, limiter.Refuse) // what can still be spent of earlier blocks is not there twice
+	}
+	left := s.limit.Peek(&s.state, now, 0, limiter.Refuse).Remaining
+	out.Granted = max(min(d.Want, left), 0)
+	if out.Granted < d.Least || out.Granted == 0 {
+		out.Granted = 0
+		out.RetryAfter = int64(max(s.limit.Peek(&s.state, now, max(d.Least, 1), limiter.Refuse).RetryAfter, time.Millisecond))
+	}
+	s.limit.Take(&s.state, now, out.Granted, limiter.Refuse)
+	out.Level = left - out.Granted
+	return out
+}
