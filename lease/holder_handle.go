@@ -307,7 +307,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 	}
 	s.cell.Store(c)
 	b.lease.Store(c)
-	h.rearm(b, c, p, at.Now)
+	h.rearm(b, c, p, at.Now, fresh > 0)
 	if shrunk {
 		h.wake(p.id)
 	}

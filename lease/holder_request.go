@@ -13,8 +13,13 @@ const (
 	againAfter = 100 * time.Millisecond
 	// tellEvery is how often a lease is reported of which nothing changed.
 	tellEvery = time.Second
-	// maxLooked bounds the series that one request looks at.
-	maxLooked = 8 * maxSaid
+	// maxLooked bounds the series that one request looks at, and maxLookedAsking one that carries asks,
+	// of which there may be many.
+	maxLooked       = 8 * maxSaid
+	maxLookedAsking = maxSaid / 2
+	// sweepEvery is how often up to maxSwept buckets are looked at for some to forget.
+	sweepEvery = 100 * time.Millisecond
+	maxSwept   = 4096
 	// wakeEvery is how often an owner is told that a bucket is low, unless a keep-alive goes.
 	wakeEvery = 20 * time.Millisecond
 	// rttGuess is how long an answer takes as long as none has come.
@@ -45,8 +50,15 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	}
 	if len(asks) == 0 || at.Now-p.looked >= int64(lookEvery) {
 		p.looked = at.Now
-		w.look()
-		h.sweep(at.Now, 64+len(h.buckets)/40)
+		most := maxLooked
+		if len(asks) > 0 {
+			most = maxLookedAsking
+		}
+		w.look(most)
+		if at.Now-h.swept >= int64(sweepEvery) {
+			h.swept = at.Now
+			h.sweep(at.Now, min(64+len(h.buckets)/40, maxSwept))
+		}
 	}
 	if len(p.rolls) > 0 {
 		w.r.Roll = p.rolls[0]
@@ -152,13 +164,13 @@ func (b *purse) newest(granter uint64) *tab {
 }
 
 // look goes through the queue, the longest unheard first, and reports what is new, and each lease
-// every second.
-func (w *writer) look() {
+// every second. It looks at most of them.
+func (w *writer) look(most int) {
 	p := w.p
 	p.backlog = false
 	var stay, again []*tab
 	for i, s := range p.queue {
-		if i >= maxLooked || len(w.r.Reports) >= maxSaid {
+		if i >= most || len(w.r.Reports) >= maxSaid {
 			p.backlog = p.backlog || len(w.r.Reports) >= maxSaid
 			stay = append(stay, p.queue[i:]...)
 			break
@@ -186,7 +198,7 @@ func (w *writer) visit(s *tab) bool {
 			w.h.kill(s, now, true)
 			live = false
 		} else if !s.detached {
-			w.h.rearm(b, cell, w.p, now)
+			w.h.rearm(b, cell, w.p, now, false)
 		}
 	}
 	t := s.totals()
@@ -220,9 +232,10 @@ func (w *writer) report(s *tab) {
 	w.h.enqueue(s)
 }
 
-// rearm sets the level below which the owner is to hear of a lease at once.
-func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64) {
-	if c.kind == kindSlots || c.depth == 0 || now-b.wokenAt.Load() < int64(wakeEvery) {
+// rearm sets the level below which the owner is to hear of a lease at once: when something came, or
+// it is a while since it last did.
+func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64, came bool) {
+	if c.kind == kindSlots || c.depth == 0 || !came && now-b.wokenAt.Load() < int64(wakeEvery) {
 		return
 	}
 	rate := 0.0

@@ -18,22 +18,16 @@ func (h *Holder) Step(v *View) {
 	recount := old != nil && len(old.Owners) != len(v.Owners)
 	h.view.Store(v)
 	// Before peers go: what they were to hear others are to.
+	leaves := func(s *tab) bool { return recount || moved[s.bucket.part] }
 	for _, p := range h.peers {
-		p.detached = slices.DeleteFunc(p.detached, func(s *tab) bool { return moved[s.bucket.part] })
+		p.detached = slices.DeleteFunc(p.detached, leaves)
 		p.queue = slices.DeleteFunc(p.queue, func(s *tab) bool {
-			if moved[s.bucket.part] {
-				s.queued = false
-			}
-			return moved[s.bucket.part]
+			s.queued = !leaves(s)
+			return !s.queued
 		})
 	}
 	h.meet(v)
-	rolls := map[uint64]*Roll{}
-	for p, m := range moved {
-		if id := v.OwnerOf(uint32(p)).Incarnation; (m || h.joins(old, v)) && id != 0 && rolls[id] == nil {
-			rolls[id] = &Roll{Epoch: v.Epoch}
-		}
-	}
+	rolls := h.rollCall(old, v, moved)
 	for _, b := range h.buckets {
 		b.refusal.Store(nil)
 		if recount {
@@ -65,6 +59,18 @@ func (h *Holder) moves(old, v *View) []bool {
 		}
 	}
 	return moved
+}
+
+// rollCall is the rolls that are owed after a step, by owner, still without slots.
+func (h *Holder) rollCall(old, v *View, moved []bool) map[uint64]*Roll {
+	rolls := map[uint64]*Roll{}
+	joins := h.joins(old, v)
+	for p, m := range moved {
+		if id := v.OwnerOf(uint32(p)).Incarnation; (m || joins) && id != 0 && rolls[id] == nil {
+			rolls[id] = &Roll{Epoch: v.Epoch}
+		}
+	}
+	return rolls
 }
 
 // joins says whether this process is a member of v and was none of old: then every owner waits for

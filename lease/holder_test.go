@@ -615,8 +615,14 @@ func TestHolderSaysWhatIsLow(t *testing.T) {
 	}
 	s.answer(ownerA, 1, block(5, 1, 10, 11))
 	s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1})
-	if s.woken[ownerA] != 1 {
-		t.Fatal("woken again at once")
+	if s.woken[ownerA] != 2 {
+		t.Fatal("not woken after something came")
+	}
+	s.answer(ownerA, 1)
+	s.push(ownerA, 1, block(5, 2, 10, 11))
+	c := limiter.Charge{Key: keyA, Limit: perSec}
+	if s.take(&c); s.woken[ownerA] != 2 {
+		t.Fatal("woken again though nothing came")
 	}
 }
 
