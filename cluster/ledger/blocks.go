@@ -55,10 +55,10 @@ func (r blockResult) message(n uint64) *ledgerpb.BlockResult {
 
 // draw is a ReserveBlock, or with a nil limit a SettleBlock.
 type draw struct {
-	key                            limiter.Key
-	limit                          *limiter.Limit
-	owner, epoch, n                uint64
-	want, least, holding, returned int64
+	key                                  limiter.Key
+	limit                                *limiter.Limit
+	owner, epoch, n                      uint64
+	want, least, holding, returned, debt int64
 }
 
 // durables is the table of the buckets, in the order in which they came, but that a bucket looked at
@@ -143,14 +143,14 @@ func (s *State) reserveBlock(c *ledgerpb.ReserveBlock) (bool, error) {
 	}
 	return s.draw(&draw{
 		key: limiter.Key{Tenant: c.GetTenant(), Limit: c.GetLimit(), Subject: string(c.GetSubject())}, limit: &l,
-		owner: c.GetOwner(), epoch: c.GetEpoch(), n: c.GetN(), want: c.GetWant(), least: c.GetLeast(), holding: c.GetHolding(),
+		owner: c.GetOwner(), epoch: c.GetEpoch(), n: c.GetN(), want: c.GetWant(), least: c.GetLeast(), holding: c.GetHolding(), debt: c.GetDebt(),
 	})
 }
 
 func (s *State) settleBlock(c *ledgerpb.SettleBlock) (bool, error) {
 	return s.draw(&draw{
 		key:   limiter.Key{Tenant: c.GetTenant(), Limit: c.GetLimit(), Subject: string(c.GetSubject())},
-		owner: c.GetOwner(), epoch: c.GetEpoch(), n: c.GetN(), holding: c.GetHolding(), returned: c.GetReturned(),
+		owner: c.GetOwner(), epoch: c.GetEpoch(), n: c.GetN(), holding: c.GetHolding(), returned: c.GetReturned(), debt: c.GetDebt(),
 	})
 }
 
@@ -158,8 +158,8 @@ func (d *draw) check(view *View) error {
 	if err := checkBucket(&d.key); err != nil {
 		return err
 	}
-	for _, n := range [...]int64{d.want, d.least, d.returned, max(d.holding, -d.holding)} {
-		if n < 0 || n > limiter.MaxUnits { // the least integer is its own negative
+	for _, n := range [...]int64{d.want, d.least, d.holding, d.returned, d.debt} {
+		if n < 0 || n > limiter.MaxUnits {
 			return refuse(codeInvalid, "a block is of 0 to %d units, not of %d", int64(limiter.MaxUnits), n)
 		}
 	}
@@ -289,7 +289,7 @@ func (b *durable) claim(now int64, d *draw) (i int, turned bool, err error) {
 
 // serve takes what an owner says of its block, and grants it another.
 func (b *durable) serve(now int64, k *block, turned bool, d *draw) {
-	held, returned := max(0, d.holding), d.returned
+	held, returned := d.holding, d.returned
 	if turned {
 		held, returned = 0, 0
 	}
@@ -298,9 +298,7 @@ func (b *durable) serve(now int64, k *block, turned bool, d *draw) {
 	returned = min(returned, max(0, k.outstanding-held))
 	k.outstanding, k.epoch, k.n = held, d.epoch, d.n
 	b.limit.Credit(&b.state, now, returned, b.outstanding())
-	if d.holding < 0 {
-		b.limit.Debit(&b.state, now, -d.holding)
-	}
+	b.limit.Debit(&b.state, now, d.debt)
 	r := blockResult{window: b.window()}
 	if want := max(d.want, d.least); want > 0 {
 		least := max(d.least, 1)
@@ -309,7 +307,7 @@ func (b *durable) serve(now int64, k *block, turned bool, d *draw) {
 			b.limit.Debit(&b.state, now, r.granted)
 			k.outstanding += r.granted
 		} else {
-			r.retry = int64(b.limit.Until(&b.state, now, least, 0, b.outstanding()))
+			r.retry = int64(b.limit.Until(&b.state, now, least, 0, 0)) // if what is held were spent now
 		}
 	}
 	r.level = b.limit.Level(&b.state, now)

@@ -85,6 +85,7 @@ func TestBlocks(t *testing.T) {
 	r := func(l limiter.Limit, n uint64, want, least, holding int64) *Reserve {
 		return &Reserve{Bucket: bucketOf("l"), Limit: l, Owner: 7, Epoch: 1, N: n, Want: want, Least: least, Holding: holding}
 	}
+	owing := func(r *Reserve, debt int64) *Reserve { r.Debt = debt; return r }
 	of := func(r *Reserve, owner, epoch uint64) *Reserve { r.Owner, r.Epoch = owner, epoch; return r }
 	got := func(granted, level int64) Reserved { return Reserved{Granted: granted, Level: level} }
 	in := func(window, granted, level int64) Reserved {
@@ -99,7 +100,7 @@ func TestBlocks(t *testing.T) {
 		"what is there is granted": {
 			{reserve: r(gcra, 1, 60, 1, 0), want: got(60, 40)},
 			{reserve: r(gcra, 2, 60, 1, 60), want: got(40, 0)},
-			{reserve: r(gcra, 3, 60, 5, 100), want: Reserved{RetryAfter: limiter.Never}}, // all of the burst is held
+			{reserve: r(gcra, 3, 60, 5, 100), want: Reserved{RetryAfter: 5 * time.Second}}, // at the earliest: all of the burst is held
 			{reserve: r(gcra, 4, 60, 5, 80), want: Reserved{RetryAfter: 5 * time.Second}},
 			{after: 10 * time.Second, reserve: r(gcra, 5, 60, 5, 80), want: got(10, 0)},
 		},
@@ -138,14 +139,14 @@ func TestBlocks(t *testing.T) {
 		"one epoch, two owners": {
 			{reserve: of(r(gcra, 9, 60, 1, 0), 7, 4), want: got(60, 40)},
 			{after: time.Hour, reserve: of(r(gcra, 1, 100, 1, 0), 8, 4), want: got(40, 0)},
-			{after: time.Hour, reserve: of(r(gcra, 10, 100, 1, 60), 7, 4), want: Reserved{RetryAfter: limiter.Never}},
+			{after: time.Hour, reserve: of(r(gcra, 10, 100, 1, 60), 7, 4), want: Reserved{RetryAfter: time.Second}},
 			{after: time.Hour, reserve: of(r(gcra, 11, 100, 1, 50), 7, 5), want: Reserved{RetryAfter: time.Second}}, // 8's are spent as of now
 			{after: 40 * time.Second, reserve: of(r(gcra, 12, 100, 1, 50), 7, 5), want: got(40, 0)},
 		},
 		"a debt is charged once": {
 			{reserve: r(gcra, 1, 100, 1, 0), want: got(100, 0)},
-			{reserve: r(gcra, 2, 10, 10, -50), want: Reserved{RetryAfter: time.Minute, Level: -50}},
-			{reserve: r(gcra, 2, 10, 10, -50), want: Reserved{RetryAfter: time.Minute, Level: -50}},
+			{reserve: owing(r(gcra, 2, 10, 10, 0), 50), want: Reserved{RetryAfter: time.Minute, Level: -50}},
+			{reserve: owing(r(gcra, 2, 10, 10, 0), 50), want: Reserved{RetryAfter: time.Minute, Level: -50}},
 			{after: time.Minute, reserve: r(gcra, 3, 10, 10, 0), want: got(10, 0)},
 		},
 		"a holding that is not known of is believed": {
@@ -156,7 +157,7 @@ func TestBlocks(t *testing.T) {
 			{reserve: r(gcra, 1, 60, 1, 0), want: got(60, 40)},
 			{reserve: r(raised, 2, 0, 0, 60), want: got(0, 140)},
 			{reserve: r(gcra, 3, 0, 0, 60), want: got(0, 140)}, // the higher revision binds
-			{reserve: r(lowered, 4, 1, 1, 60), want: Reserved{RetryAfter: limiter.Never, Level: -10}},
+			{reserve: r(lowered, 4, 1, 1, 60), want: Reserved{RetryAfter: 11 * time.Second, Level: -10}},
 			{after: time.Hour, reserve: r(lowered, 5, 0, 0, 10), want: got(0, -10)},
 			{after: time.Hour, reserve: r(lowered, 6, 0, 0, 10), want: got(0, 40)},
 		},
@@ -176,7 +177,7 @@ func TestBlocks(t *testing.T) {
 		},
 		"a window's debt": {
 			{reserve: r(day, 1, 100, 1, 0), want: in(0, 100, 0)},
-			{reserve: r(day, 2, 1, 1, -150), want: Reserved{RetryAfter: 38 * time.Hour, Level: -150, Window: 1000}},
+			{reserve: owing(r(day, 2, 1, 1, 0), 150), want: Reserved{RetryAfter: 38 * time.Hour, Level: -150, Window: 1000}},
 			{after: 14 * time.Hour, reserve: r(day, 3, 1, 1, 0), want: Reserved{RetryAfter: 24 * time.Hour, Level: -50, Window: 1001}},
 			{after: 24 * time.Hour, reserve: r(day, 4, 100, 1, 0), want: in(2, 50, 0)},
 		},
@@ -228,7 +229,8 @@ func TestNoBlocks(t *testing.T) {
 		"a huge want":            {func(r *Reserve) { r.Want = math.MaxInt64 }, "0 to"},
 		"a huge least":           {func(r *Reserve) { r.Least = limiter.MaxUnits + 1 }, "0 to"},
 		"a huge holding":         {func(r *Reserve) { r.Holding = limiter.MaxUnits + 1 }, "0 to"},
-		"the least integer":      {func(r *Reserve) { r.Holding = math.MinInt64 }, "0 to"},
+		"a negative holding":     {func(r *Reserve) { r.Holding = math.MinInt64 }, "0 to"},
+		"a negative debt":        {func(r *Reserve) { r.Debt = -1 }, "0 to"},
 		"nobody":                 {func(r *Reserve) { r.Owner = 0 }, "has an owner and a number"},
 		"no number":              {func(r *Reserve) { r.N = 0 }, "has an owner and a number"},
 		"a view to come":         {func(r *Reserve) { r.Epoch = 3 }, "the view of epoch 1 is in force, and there is none of 3"},
@@ -418,7 +420,7 @@ func (o *spender) converse(t *rapid.T, b *bank, m *model, windowed bool) {
 	if err != nil || o.gave.Granted != want || o.gave.Level != m.level() {
 		t.Fatalf("%+v gives %+v (%v), want %d and level %d", o.last, o.gave, err, want, m.level())
 	}
-	if wait := int64(o.gave.RetryAfter); want == 0 && wait > 0 && wait != int64(limiter.Never) {
+	if wait := int64(o.gave.RetryAfter); want == 0 && wait > 0 && o.last.Least <= m.l.Capacity() && (windowed || max(o.last.Least, 1) <= m.l.Capacity()-o.held) {
 		for _, c := range []struct {
 			at    int64
 			grant bool

@@ -212,7 +212,7 @@ func update(t *testing.T, dir string) {
 		w.index = n
 	}
 	bodies := append(blockBodies(), goldenBodies()...)
-	r := (&Reserve{Bucket: bucketOf("hourly"), Limit: hourly(200), Owner: 3, Epoch: 1, N: 1, Want: 50, Holding: -7}).message()
+	r := (&Reserve{Bucket: bucketOf("hourly"), Limit: hourly(200), Owner: 3, Epoch: 1, N: 1, Want: 50, Debt: 7}).message()
 	r.Spec.Revision = 2
 	for i, body := range append(bodies, r) {
 		if feed(uint64(i+1), body); i == len(bodies)/2 {

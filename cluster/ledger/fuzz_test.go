@@ -95,15 +95,15 @@ func FuzzBlocks(f *testing.F) {
 		limits := []limiter.Limit{hourly(100), daily(50), hourly(7), {Rate: limiter.Rate{Count: 1, Per: limiter.MaxSpan}, Burst: 1}}
 		for ; len(data) >= 8; data = data[8:] {
 			kind, owner, epoch, n := data[0], uint64(data[1]%4), uint64(data[2]), uint64(data[3])
-			holding := int64(int8(data[6])) << (data[0] >> 4 * 3)
+			holding, debt := int64(int8(data[6]))<<(data[0]>>4*3), int64(data[6]&3)
 			b.now += int64(data[7]) << (data[7] % 60)
 			var err error
 			if kind&1 != 0 {
-				_, err = b.settle(Settle{Bucket: bucketOf("l"), Owner: owner, Epoch: epoch, N: n, Holding: holding, Returned: int64(data[4]) << (data[5] % 50)})
+				_, err = b.settle(Settle{Bucket: bucketOf("l"), Owner: owner, Epoch: epoch, N: n, Holding: holding, Debt: debt, Returned: int64(data[4]) << (data[5] % 50)})
 			} else {
 				l := limits[kind>>1&3]
 				l.Revision = uint64(kind >> 3)
-				_, err = b.reserve(Reserve{Bucket: bucketOf("l"), Limit: l, Owner: owner, Epoch: epoch, N: n, Want: int64(data[4]) << (data[5] % 50), Least: int64(data[5]), Holding: holding})
+				_, err = b.reserve(Reserve{Bucket: bucketOf("l"), Limit: l, Owner: owner, Epoch: epoch, N: n, Want: int64(data[4]) << (data[5] % 50), Least: int64(data[5]), Holding: holding, Debt: debt})
 			}
 			bucket, ok := b.s.durables.find(bucketOf("l"))
 			if !ok {

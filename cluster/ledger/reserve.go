@@ -48,9 +48,11 @@ type Reserve struct {
 	// reports only.
 	Want, Least int64
 	// Holding is all that the owner and its holders can still spend of earlier blocks; the rest
-	// counts as spent. Of a fixed window it is that of the window of the last Reserved. A negative one is a
-	// debt: it is charged, once, and 0 is held.
+	// counts as spent. Of a fixed window it is that of the window of the last Reserved. Refunds
+	// may fill it up to what was held and granted last; beyond that keep them for the next Reserve.
 	Holding int64
+	// Debt is what was spent beyond all blocks: it is charged, whatever the level.
+	Debt int64
 }
 
 // Settle says what an owner still holds, and gives back what it neither spent nor holds.
@@ -58,14 +60,14 @@ type Settle struct {
 	Bucket          limiter.Key
 	Owner, Epoch, N uint64 // as in Reserve
 	// What is missing of the last outstanding between Holding + Returned counts as spent.
-	Holding, Returned int64
+	Holding, Returned, Debt int64
 }
 
 // Reserved is what came of either.
 type Reserved struct {
 	Granted int64
-	// RetryAfter is, where nothing was granted, when Least would be, from the moment of the grant by the
-	// ledger's time; limiter.Never where no wait helps while as much is held.
+	// RetryAfter is, where nothing was granted, when Least would be at the earliest, by the ledger's time: if
+	// nothing is held of the bucket, or all of it was spent now. limiter.Never where Least is above the limit.
 	RetryAfter time.Duration
 	Level      int64 // left in the ledger, rounded down; negative is debt
 	// Window is the index since the Unix epoch of the fixed window that the block is of, by
@@ -112,13 +114,13 @@ func reservedOf(result *ledgerpb.Result) (Reserved, error) {
 func (r *Reserve) message() *ledgerpb.ReserveBlock {
 	return &ledgerpb.ReserveBlock{
 		Tenant: r.Bucket.Tenant, Limit: r.Bucket.Limit, Subject: []byte(r.Bucket.Subject), Spec: limitMessage(&r.Limit),
-		Owner: r.Owner, Epoch: r.Epoch, N: r.N, Want: r.Want, Least: r.Least, Holding: r.Holding,
+		Owner: r.Owner, Epoch: r.Epoch, N: r.N, Want: r.Want, Least: r.Least, Holding: r.Holding, Debt: r.Debt,
 	}
 }
 
 func (s *Settle) message() *ledgerpb.SettleBlock {
 	return &ledgerpb.SettleBlock{
 		Tenant: s.Bucket.Tenant, Limit: s.Bucket.Limit, Subject: []byte(s.Bucket.Subject),
-		Owner: s.Owner, Epoch: s.Epoch, N: s.N, Holding: s.Holding, Returned: s.Returned,
+		Owner: s.Owner, Epoch: s.Epoch, N: s.N, Holding: s.Holding, Returned: s.Returned, Debt: s.Debt,
 	}
 }

@@ -143,7 +143,7 @@ func blockBodies() []any {
 	return []any{
 		(&Reserve{Bucket: bucketOf("hourly"), Limit: hour, Owner: 1, Epoch: 1, N: 1, Want: 30, Least: 5}).message(),
 		(&Reserve{Bucket: bucketOf("hourly"), Limit: hour, Owner: 2, Epoch: 1, N: 1, Want: 80, Least: 80}).message(),
-		(&Reserve{Bucket: bucketOf("daily"), Limit: day, Owner: 1, Epoch: 1, N: 2, Want: 30, Holding: -3}).message(),
+		(&Reserve{Bucket: bucketOf("daily"), Limit: day, Owner: 1, Epoch: 1, N: 2, Want: 30, Holding: 4, Debt: 3}).message(),
 		(&Settle{Bucket: bucketOf("hourly"), Owner: 1, Epoch: 1, N: 3, Holding: 10, Returned: 5}).message(),
 	}
 }
@@ -564,7 +564,7 @@ func drawBody(t *rapid.T, facts *Facts) any {
 		units := rapid.Int64Range(-1, 100)
 		return (&Reserve{
 			Bucket: bucketOf(few.Draw(t, "bucket")), Limit: l, Owner: rapid.Uint64Range(0, 3).Draw(t, "owner"), Epoch: rapid.Uint64Range(0, 3).Draw(t, "epoch"),
-			N: rapid.Uint64Range(0, 40).Draw(t, "n"), Want: units.Draw(t, "want"), Least: units.Draw(t, "least"), Holding: units.Draw(t, "holding"),
+			N: rapid.Uint64Range(0, 40).Draw(t, "n"), Want: units.Draw(t, "want"), Least: units.Draw(t, "least"), Holding: units.Draw(t, "holding"), Debt: units.Draw(t, "debt"),
 		}).message()
 	case 12:
 		units := rapid.Int64Range(-1, 100)

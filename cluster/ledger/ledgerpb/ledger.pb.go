@@ -1455,7 +1455,8 @@ type ReserveBlock struct {
 	N             uint64                 `protobuf:"varint,7,opt,name=n,proto3" json:"n,omitempty"` // rises with each command of this owner for this bucket
 	Want          int64                  `protobuf:"varint,8,opt,name=want,proto3" json:"want,omitempty"`
 	Least         int64                  `protobuf:"varint,9,opt,name=least,proto3" json:"least,omitempty"`      // nothing is granted where less is left
-	Holding       int64                  `protobuf:"varint,10,opt,name=holding,proto3" json:"holding,omitempty"` // what of earlier blocks can still be spent; negative: a debt, charged here
+	Holding       int64                  `protobuf:"varint,10,opt,name=holding,proto3" json:"holding,omitempty"` // what of earlier blocks can still be spent
+	Debt          int64                  `protobuf:"varint,11,opt,name=debt,proto3" json:"debt,omitempty"`       // spent beyond them: charged here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1560,6 +1561,13 @@ func (x *ReserveBlock) GetHolding() int64 {
 	return 0
 }
 
+func (x *ReserveBlock) GetDebt() int64 {
+	if x != nil {
+		return x.Debt
+	}
+	return 0
+}
+
 // SettleBlock says what is left of a block, and gives back some of what is not.
 type SettleBlock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1571,6 +1579,7 @@ type SettleBlock struct {
 	N             uint64                 `protobuf:"varint,6,opt,name=n,proto3" json:"n,omitempty"` // of one sequence with ReserveBlock's
 	Holding       int64                  `protobuf:"varint,7,opt,name=holding,proto3" json:"holding,omitempty"`
 	Returned      int64                  `protobuf:"varint,8,opt,name=returned,proto3" json:"returned,omitempty"` // neither spent nor held any more
+	Debt          int64                  `protobuf:"varint,9,opt,name=debt,proto3" json:"debt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1657,6 +1666,13 @@ func (x *SettleBlock) GetHolding() int64 {
 func (x *SettleBlock) GetReturned() int64 {
 	if x != nil {
 		return x.Returned
+	}
+	return 0
+}
+
+func (x *SettleBlock) GetDebt() int64 {
+	if x != nil {
+		return x.Debt
 	}
 	return 0
 }
@@ -2952,7 +2968,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06per_ns\x18\x03 \x01(\x03R\x05perNs\x12\x14\n" +
 	"\x05burst\x18\x04 \x01(\x03R\x05burst\x12\x1a\n" +
 	"\brevision\x18\x05 \x01(\x04R\brevision\x12\x14\n" +
-	"\x05parts\x18\x06 \x01(\x05R\x05parts\"\x83\x02\n" +
+	"\x05parts\x18\x06 \x01(\x05R\x05parts\"\x97\x02\n" +
 	"\fReserveBlock\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\tR\x05limit\x12\x18\n" +
@@ -2964,7 +2980,8 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x04want\x18\b \x01(\x03R\x04want\x12\x14\n" +
 	"\x05least\x18\t \x01(\x03R\x05least\x12\x18\n" +
 	"\aholding\x18\n" +
-	" \x01(\x03R\aholding\"\xc5\x01\n" +
+	" \x01(\x03R\aholding\x12\x12\n" +
+	"\x04debt\x18\v \x01(\x03R\x04debt\"\xd9\x01\n" +
 	"\vSettleBlock\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\tR\x05limit\x12\x18\n" +
@@ -2973,7 +2990,8 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\f\n" +
 	"\x01n\x18\x06 \x01(\x04R\x01n\x12\x18\n" +
 	"\aholding\x18\a \x01(\x03R\aholding\x12\x1a\n" +
-	"\breturned\x18\b \x01(\x03R\breturned\"\x9f\x01\n" +
+	"\breturned\x18\b \x01(\x03R\breturned\x12\x12\n" +
+	"\x04debt\x18\t \x01(\x03R\x04debt\"\x9f\x01\n" +
 	"\vBlockResult\x12\f\n" +
 	"\x01n\x18\x01 \x01(\x04R\x01n\x12\x18\n" +
 	"\agranted\x18\x02 \x01(\x03R\agranted\x12$\n" +
