@@ -154,7 +154,7 @@ func (r *reservation) mayWait(waited time.Duration) bool {
 		if d.Admitted || l.Shadow {
 			continue
 		}
-		if l.Wait == 0 || d.RetryAfter <= 0 || d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited || r.by[i] == limiter.ByDeny {
+		if l.Wait == 0 || d.RetryAfter <= 0 || d.RetryAfter == limiter.Never || d.RetryAfter > l.Wait-waited || r.denial(i) == denied || r.denial(i) == shareless {
 			return false
 		}
 	}
@@ -307,10 +307,12 @@ func (x *exchange) explainLimits(ctx context.Context, e *Explanation) {
 		c, d := &r.charges[i], &r.decisions[i]
 		el := ExplainLimit{
 			Name: l.Name, Scope: l.Scope.String(), Unit: l.Unit.String(), Cost: c.Cost, Shadow: l.Shadow, Admitted: d.Admitted,
-			By: d.By.String(), NoShare: d.By == limiter.ByPrivate && c.Private == nil,
+			By: d.By.String(), NoShare: r.denial(i) == shareless,
 		}
-		if d.By != limiter.ByDeny && d.By != limiter.ByAllow {
+		if r.levelKnown(i) {
 			el.Remaining = d.Remaining
+		}
+		if r.levelKnown(i) || r.denial(i) == notYet {
 			if el.RetryAfterMS = ceilDiv(int64(d.RetryAfter), int64(time.Millisecond)); d.RetryAfter == limiter.Never {
 				el.RetryAfterMS = -1
 			}

@@ -117,6 +117,13 @@ func errShareless(l *Limit) *Error {
 	return errApart(l, "the owner of limit %q is out of this node's reach, and the node's own share is nothing, since the limit is smaller than the number of nodes; try again, or another node", l.Name)
 }
 
+// errNotYet: for about a second more.
+func errNotYet(l *Limit, after time.Duration) *Error {
+	e := errApart(l, "the owner of limit %q has just gone out of this node's reach; the node's own share decides in a moment; try again, or another node", l.Name)
+	e.RetryAfter = after
+	return e
+}
+
 // errPrivate: what stands in for the owner can't ever admit the cost; the owner may.
 func errPrivate(l *Limit, cost, share int64) *Error {
 	return errApart(l, "this request may cost %s, more than the %s that this node may admit at once of limit %q while the limit's owner is out of reach; try again, or another node",

@@ -57,8 +57,10 @@ func (l *lender) decide(cs []limiter.Charge, ds []limiter.Decision, decide func(
 			alone := *c
 			alone.Limit = c.Private
 			own, places = append(own, alone), append(places, i)
-		case !c.Shadow:
-			denied = i
+		default:
+			if ds[i].By = limiter.ByDeny; !c.Shadow {
+				denied = i
+			}
 		}
 	}
 	if denied >= 0 {

@@ -88,19 +88,45 @@ func label(b limiter.By) string {
 
 // levelKnown says whether there is a level behind the i-th decision that headers could tell.
 func (r *reservation) levelKnown(i int) bool {
-	return r.by[i] != limiter.ByDeny && r.by[i] != limiter.ByAllow && (r.by[i] != limiter.ByPrivate || r.charges[i].Private != nil)
+	return r.by[i] != limiter.ByDeny && r.by[i] != limiter.ByAllow
+}
+
+// denial is why a limit refuses that nobody decided on.
+type denial uint8
+
+const (
+	notDenied denial = iota
+	denied           // it says deny
+	shareless        // this node's private share of it is nothing
+	notYet           // the private bucket waits until what the owner lent can't be spent any more
+)
+
+// denial of the i-th limit.
+func (r *reservation) denial(i int) denial {
+	switch c := &r.charges[i]; {
+	case r.by[i] != limiter.ByDeny:
+		return notDenied
+	case c.Apart == limiter.ByDeny:
+		return denied
+	case c.Private == nil:
+		return shareless
+	}
+	return notYet
 }
 
 // refusal words the refusal by the i-th limit.
 func (r *reservation) refusal(i int) *Error {
-	l, d, c := r.limits[i], &r.decisions[i], &r.charges[i]
-	switch {
-	case d.By == limiter.ByDeny:
+	l, d, c, why := r.limits[i], &r.decisions[i], &r.charges[i], r.denial(i)
+	if why != notDenied {
 		r.n = 0 // a client that is told to come back at once should see no levels of before
+	}
+	switch {
+	case why == denied:
 		return errCutOff(l)
-	case d.By == limiter.ByPrivate && c.Private == nil:
-		r.n = 0
+	case why == shareless:
 		return errShareless(l)
+	case why == notYet:
+		return errNotYet(l, d.RetryAfter)
 	case d.By == limiter.ByPrivate && d.RetryAfter == limiter.Never && l.Unit != Concurrency && c.Cost <= l.Spec.Capacity():
 		return errPrivate(l, c.Cost, c.Private.Capacity())
 	}

@@ -295,6 +295,46 @@ func TestPrivateShareIsSmaller(t *testing.T) {
 	w.do(call{path: "/v1/completions", body: plainCall}).want(t, 200)
 }
 
+// TestPrivateShareComesLater: what the owner lent may still be spent for a moment, and until then
+// neither it nor the private bucket decides. A limit with a wait waits for that.
+func TestPrivateShareComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		later := &later{at: time.Now().Add(700 * time.Millisecond)}
+		l := limit(proxy.Requests, 5)
+		w := bubbled(t, setup{limits: []proxy.Limit{l}, guard: func(l proxy.Limits) proxy.Limits { later.Limits = l; return later }})
+		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+		if got := e.Limits[0]; got.By != "deny" || got.NoShare || got.RetryAfterMS != 700 || e.Admitted || !e.Degraded {
+			t.Errorf("%+v", e)
+		}
+		a := w.handle(call{body: chat}).refused(t, 429, "rate_limit_exceeded")
+		if a.field("retry_after_ms") != 700.0 || a.header.Get("Retry-After") != "1" || a.header.Get("X-Headgate-Degraded") != "quota" || !strings.Contains(a.body, "another node") {
+			t.Errorf("%v %s", a.header, a.body)
+		}
+		w.caller.Limits[0].Wait = time.Second
+		if a := w.handle(call{body: chat}).want(t, 200); a.header.Get("X-Headgate-Degraded") != "quota" {
+			t.Errorf("%v", a.header)
+		}
+	})
+}
+
+// later is an owner that went out of reach, and is back at a moment.
+type later struct {
+	proxy.Limits
+	at time.Time
+}
+
+func (l *later) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
+	if wait := time.Until(l.at); wait > 0 {
+		ds[0] = limiter.Decision{By: limiter.ByDeny, RetryAfter: wait}
+		return 0
+	}
+	return l.Limits.Take(ctx, cs, ds)
+}
+
+func (l *later) Peek(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
+	return l.Take(ctx, cs, ds)
+}
+
 // TestSpread: a limit tells where its buckets are placed.
 func TestSpread(t *testing.T) {
 	spread := named(limit(proxy.Requests, 5), "spread")
@@ -405,7 +445,7 @@ func TestExplainUnavailable(t *testing.T) {
 	}
 	way.cut.Store(true)
 	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
-	if got := by(e); got != "own:private- allow:allow+ deny:deny- none:private!- " || e.Admitted || e.Refused != "none" || !e.Degraded {
+	if got := by(e); got != "own:private- allow:allow+ deny:deny- none:deny!- " || e.Admitted || e.Refused != "none" || !e.Degraded {
 		t.Errorf("%s %+v", got, e)
 	}
 	w.proxy.SetOverride(proxy.Allow, time.Now().Add(time.Hour))

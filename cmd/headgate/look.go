@@ -168,14 +168,14 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 // decider is who would decide by a limit, and why.
 func decider(l proxy.ExplainLimit) string {
 	owner := cmp.Or(l.Owner, "its owner")
-	switch l.By {
-	case limiter.ByLease.String():
+	switch {
+	case l.By == limiter.ByLease.String():
 		return fmt.Sprintf("this node, which holds %d", l.Held)
-	case limiter.ByOwner.String():
+	case l.By == limiter.ByOwner.String():
 		return joined(owner+", which owns it", held(l))
-	case limiter.ByRefusal.String():
+	case l.By == limiter.ByRefusal.String():
 		return "this node, as " + owner + " said"
-	case limiter.ByPrivate.String():
+	case l.NoShare, l.By == limiter.ByPrivate.String(), l.By == limiter.ByDeny.String() && l.RetryAfterMS > 0:
 		return joined("this node's private bucket", l.Away)
 	}
 	return joined("unavailable: "+l.By, l.Away)
@@ -198,10 +198,10 @@ func limitVerdict(l proxy.ExplainLimit) string {
 		return "admits"
 	case l.Shadow:
 		return "would refuse (shadow)"
-	case l.By == limiter.ByDeny.String():
-		return "refuses until its owner is back"
 	case l.NoShare:
 		return "refuses: the share of this node is nothing"
+	case l.By == limiter.ByDeny.String() && l.RetryAfterMS == 0:
+		return "refuses until its owner is back"
 	case l.RetryAfterMS < 0:
 		return "refuses; waiting does not help"
 	}

@@ -98,7 +98,7 @@ func (f *fakeCluster) config() admin.Config {
 		},
 		Explain: func(_ context.Context, q admin.ExplainRequest) (any, error) {
 			e := proxy.Explanation{Refused: "kill switch", Reason: "a leak", Model: "small", Rungs: []string{"smaller_model", "shed_best_effort"}, Degraded: true, Override: "deny", Limits: []proxy.ExplainLimit{
-				{Name: "a", By: "allow", Admitted: true, Owner: "gw-2", Away: "gw-2 does not answer"}, {Name: "d", By: "deny", Away: "no view lease"}, {Name: "n", By: "private", NoShare: true}, {Name: "s", By: "private", NoShare: true, Shadow: true},
+				{Name: "a", By: "allow", Admitted: true, Owner: "gw-2", Away: "gw-2 does not answer"}, {Name: "d", By: "deny", Away: "no view lease"}, {Name: "n", By: "deny", NoShare: true}, {Name: "s", By: "deny", NoShare: true, Shadow: true}, {Name: "y", By: "deny", Away: "no answer", RetryAfterMS: 70},
 				{Name: "l", By: "local", Held: 70, Remaining: 69, Admitted: true}, {Name: "o", By: "direct", Owner: "gw-2", Held: 5, Remaining: 3, Admitted: true}, {Name: "r", By: "refused_local", Owner: "gw-2", RetryAfterMS: 20}, {Name: "p", By: "private", Away: "no view lease", Remaining: 8, Admitted: true},
 			}}
 			if q.Tenant == "plain" {
@@ -195,7 +195,8 @@ func TestCommandsAsk(t *testing.T) {
 			"-     admits, uncounted                           unavailable: allow, gw-2 does not answer\n", "-     refuses until its owner is back             unavailable: deny, no view lease\n",
 			"-     refuses: the share of this node is nothing  this node's private bucket\n", "-     would refuse (shadow)",
 			"69    admits                                      this node, which holds 70\n", "3     admits                                      gw-2, which owns it, this node holds 5\n",
-			"refuses; again in 20ms                      this node, as gw-2 said\n", "8     admits                                      this node's private bucket, no view lease\n",
+			"refuses; again in 20ms                      this node, as gw-2 said\n", "refuses; again in 70ms                      this node's private bucket, no answer\n",
+			"8     admits                                      this node's private bucket, no view lease\n",
 		}},
 		{"limits show acme", nil, []string{
 			"LEFT         OF   FULL IN  OWNER  RATE LENT  HELD BY\n", "0            9    1.5s     gw-2              \n",

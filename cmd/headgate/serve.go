@@ -60,6 +60,7 @@ func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.IntVar(&c.MaxConns, "max-conns", c.MaxConns, "connections at once (default 10000)")
 	fs.IntVar(&c.MaxConnsPerIP, "max-conns-per-ip", c.MaxConnsPerIP, "connections of one address at once (default 1000)")
 	fs.IntVar(&c.MaxBuckets, "max-buckets", c.MaxBuckets, "buckets kept at once (default 1048576)")
+	fs.StringVar(&c.DecisionLog, "decision-log", c.DecisionLog, "file that gets a line for each decision on limits; for tests, it grows without bound")
 	fs.DurationVar((*time.Duration)(&c.DrainTimeout), "drain-timeout", time.Duration(c.DrainTimeout), "how long requests in flight may go on after a stop")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
