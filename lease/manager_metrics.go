@@ -87,5 +87,6 @@ func (c coreCollector) Collect(ch chan<- prometheus.Metric) {
 	put(prometheus.CounterValue, "headgate_lease_sessions_ended_total", "Sessions that ended with what they were lent counted as spent.", float64(o.Ended))
 	put(prometheus.CounterValue, "headgate_lease_recalls_total", "Leases recalled.", float64(o.Recalls))
 	put(prometheus.CounterValue, "headgate_lease_debt_lost_total", "Units of debt that no bucket took.", float64(o.LostDebt)+float64(h.LostDebt))
+	put(prometheus.CounterValue, "headgate_lease_slots_excess_total", "Slots found to be in use above a limit, by nodes that had been given up.", float64(o.Excess))
 	put(prometheus.CounterValue, "headgate_lease_slots_lost_total", "Slots of processes that left, free again.", float64(o.SlotsLost))
 }

@@ -114,6 +114,7 @@ type world struct {
 	net   *clustertest.Net
 	nodes []*node
 	view  *lease.View
+	tune  []func(*lease.ManagerConfig)
 }
 
 type node struct {
@@ -132,8 +133,8 @@ type node struct {
 	dead  bool
 }
 
-func newWorld(t *testing.T, n int) *world {
-	w := &world{t: t, net: clustertest.New(1)}
+func newWorld(t *testing.T, n int, tune ...func(*lease.ManagerConfig)) *world {
+	w := &world{t: t, net: clustertest.New(1), tune: tune}
 	for i := range n {
 		w.add(fmt.Sprintf("n%d", i+1))
 	}
@@ -153,10 +154,12 @@ func (w *world) add(name string) *node {
 		reg: prometheus.NewRegistry(), conns: map[string]*grpc.ClientConn{},
 	}
 	n.rights = &fakeRights{self: n.self.Incarnation}
+	c := lease.ManagerConfig{Self: n.self, Clock: wallClock, Rights: n.rights, Client: n.client, Drop: n.drop, Registerer: n.reg}
+	for _, tune := range w.tune {
+		tune(&c)
+	}
 	var err error
-	n.Manager, err = lease.NewManager(lease.ManagerConfig{
-		Self: n.self, Clock: wallClock, Rights: n.rights, Client: n.client, Drop: n.drop, Registerer: n.reg,
-	})
+	n.Manager, err = lease.NewManager(c)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -843,6 +846,137 @@ func TestManagerClientGone(t *testing.T) {
 		}
 		if cs[0].Held != nil || cs[1].Held != nil {
 			t.Errorf("it holds %v and %v", cs[0].Held, cs[1].Held)
+		}
+	})
+}
+
+// TestManagerSlots: slots are never more than there are, whoever holds them, and come back.
+func TestManagerSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		w.step(w.nodes, 0, 1, 2, 0)
+		limit := &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 8, Revision: 1}
+		key := limiter.Key{Tenant: "0acme", Limit: "inflight"}
+		var inUse, most, served atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 90 {
+			wg.Go(func() {
+				n := w.nodes[i%3]
+				for range 50 {
+					cs, ds := []limiter.Charge{{Key: key, Limit: limit, Cost: 1, Apart: limiter.ByDeny}}, make([]limiter.Decision, 1)
+					if n.Take(context.Background(), cs, ds) == -1 {
+						most.Store(max(most.Load(), inUse.Add(1)))
+						time.Sleep(30 * time.Millisecond)
+						inUse.Add(-1)
+						served.Add(1)
+						n.Settle(cs, []int64{0}, ds)
+						return
+					}
+					time.Sleep(20 * time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		if most.Load() > 8 || most.Load() < 7 {
+			t.Errorf("%d of 8 slots were in use at once", most.Load())
+		}
+		if served.Load() != 90 {
+			t.Errorf("%d of 90 requests were served", served.Load())
+		}
+	})
+}
+
+// fakeBlocks are a ledger that fails at first and then gives what is left of total.
+type fakeBlocks struct {
+	mu     sync.Mutex
+	left   int64
+	fail   int
+	drawn  map[uint64]lease.Drawn
+	unlike bool // the same draw came with another content
+	draws  map[uint64]lease.Draw
+}
+
+func (b *fakeBlocks) Draw(_ context.Context, d lease.Draw) (lease.Drawn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if was, ok := b.draws[d.N]; ok && was != d {
+		b.unlike = true
+	}
+	b.draws[d.N] = d
+	if b.fail > 0 {
+		b.fail--
+		return lease.Drawn{}, errors.New("no quorum")
+	}
+	if was, ok := b.drawn[d.N]; ok {
+		return was, nil
+	}
+	out := lease.Drawn{Bucket: d.Bucket, N: d.N, Granted: min(d.Want, b.left)}
+	if out.Granted < d.Least {
+		out.Granted, out.RetryAfter = 0, int64(time.Hour)
+	}
+	b.left -= out.Granted
+	out.Level = b.left
+	b.drawn[d.N] = out
+	return out, nil
+}
+
+// TestManagerDrawsBlocks: a durable limit is lent out of the ledger's blocks, to the unit, and a draw of
+// which nobody knows what came is tried again as it was.
+func TestManagerDrawsBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		blocks := &fakeBlocks{left: 30, fail: 2, drawn: map[uint64]lease.Drawn{}, draws: map[uint64]lease.Draw{}}
+		w := newWorld(t, 2, func(c *lease.ManagerConfig) { c.Blocks = blocks })
+		w.step(w.nodes, 0, 1, 1, 1)
+		day := bucketOf(100, 24*time.Hour, 100)
+		got := 0
+		for range 60 {
+			for _, n := range w.nodes {
+				if ok, _ := n.take(chargeOn("0acme", day, 1)); ok {
+					got++
+				}
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if got != 30 {
+			t.Errorf("%d were taken of the ledger's 30", got)
+		}
+		if blocks.unlike || blocks.fail > 0 {
+			t.Errorf("%d failures were not met, or a draw was tried again with another content: %v", blocks.fail, blocks.unlike)
+		}
+	})
+}
+
+// TestManagerHandsOverMuch: a partition that fills more than one message arrives whole.
+func TestManagerHandsOverMuch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 1, 1, 1)
+		limit := slow()
+		const users = 5000
+		on := func(i int) limiter.Charge {
+			c := chargeOn("0acme", limit, 30)
+			c.Key.Subject = fmt.Sprintf("%0300d", i)
+			return c
+		}
+		for i := range users {
+			if ok, d := w.nodes[0].take(on(i)); !ok {
+				t.Fatalf("user %d refused: %+v", i, d)
+			}
+		}
+		if err := w.nodes[0].Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.step(w.nodes[1:], 0, 0, 0, 0)
+		if err := w.nodes[0].HandOver(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := w.nodes[1].Len(); n < users {
+			t.Errorf("%d buckets arrived, want %d", n, users)
+		}
+		for i := 0; i < users; i += 500 {
+			if ok, _ := w.nodes[1].take(on(i)); ok {
+				t.Errorf("user %d has 30 of 50 left twice", i)
+			}
 		}
 	})
 }
