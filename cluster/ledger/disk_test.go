@@ -572,6 +572,10 @@ func TestBackupAndRestore(t *testing.T) {
 		for i := range 30 {
 			c.propose(leader, set(fmt.Sprintf("t%d", i), "v"))
 		}
+		held := Reserve{Bucket: bucketOf("l"), Limit: hourly(100), Owner: 7, Epoch: 1, N: 5, Want: 60}
+		if got, err := c.follower().ledger.ReserveBlock(t.Context(), held); err != nil || got.Granted != 60 {
+			t.Errorf("a block gives %+v, %v", got, err)
+		}
 		want := leader.ledger.Facts()
 		var backup bytes.Buffer
 		if err := leader.ledger.Backup(t.Context(), &backup, false); err != nil {
@@ -618,6 +622,10 @@ func TestBackupAndRestore(t *testing.T) {
 			t.Errorf("restored is the policy %d of number %d, before it was %d of %d", facts.Revision(), facts.Policy.Number(), before.Revision(), before.Policy.Number())
 		}
 		other.settled()
+		held.Epoch, held.N, held.Holding, held.Want = facts.View.Epoch, 6, 60, 100
+		if got, err := other.follower().ledger.ReserveBlock(t.Context(), held); err != nil || got.Granted != 40 || facts.Durables != 1 {
+			t.Errorf("its block after the restore gives %+v, %v", got, err)
+		}
 		other.propose(other.follower(), set("x", "after"))
 		other.settled()
 		other.kill(other.leader())
