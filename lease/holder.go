@@ -64,6 +64,7 @@ type Holder struct {
 	mu       sync.Mutex
 	since    []uint64  // by partition: the epoch that brought its owner
 	peers    []*lender // by incarnation
+	gone     []*lender // those that left the view, the earliest first: their numbers
 	terms    map[limiter.Limit]*terms
 	asks     []asked  // by ID
 	buckets  []*purse // in no order that depends on their hashes, so that a seed repeats a run

@@ -156,16 +156,22 @@ func (h *Holder) returnDetached(p *lender, r *Response, now int64) {
 	p.detached = stay
 }
 
-// applyRefusal takes a refusal lease. False: it can't be true.
+// applyRefusal takes a refusal lease, or the end of one. False: it can't be true.
 func (h *Holder) applyRefusal(f *Refusal, now int64) bool {
-	if f.For <= 0 || f.RetryAfter < 0 || f.Cost < 0 {
+	if f.For < 0 || f.RetryAfter < 0 || f.Cost < 0 || f.Level > limiter.MaxUnits || f.Level < -limiter.MaxUnits {
 		return false
+	}
+	if f.For == 0 {
+		if b := h.lookup(&f.Key); b != nil {
+			b.refusal.Store(nil)
+		}
+		return true
 	}
 	b := h.make(&f.Bucket, false)
 	if b == nil {
 		return true
 	}
-	r := &refusal{cost: f.Cost, until: now + min(f.For, int64(maxRefusal)), retryAt: int64(limiter.Never), level: f.Level}
+	r := &refusal{cost: max(f.Cost, 1), at: now, until: now + min(f.For, int64(maxRefusal)), retryAt: int64(limiter.Never), level: f.Level}
 	if f.RetryAfter < math.MaxInt64-max(now, 0) {
 		r.retryAt = now + f.RetryAfter
 	}
@@ -293,7 +299,9 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
 		}
 		s.returned.Add(fresh)
-		h.wake(p.id)
+		if fresh > 0 || old != nil {
+			h.wake(p.id)
+		}
 		return
 	}
 	c := h.cellOf(p, s, l)

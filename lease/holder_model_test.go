@@ -2,6 +2,7 @@ package lease
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -152,7 +153,8 @@ func TestHolderFromManyGoroutines(t *testing.T) {
 			}
 		})
 	}
-	for n := range 2000 {
+	// Some of it at once with the takes, however late they start.
+	for n := 0; n < 2000 || taken.Load() < 100 && n < 1e7; n++ {
 		if n%2 == 0 {
 			l.Number++
 			l.Depth = 100 + int64(n)%400
@@ -161,7 +163,9 @@ func TestHolderFromManyGoroutines(t *testing.T) {
 		slots.Number++
 		slots.Depth = 1 + int64(n)%4
 		s.answer(ownerA, 1, l, slots)
-		s.pass(time.Millisecond)
+		if s.pass(time.Millisecond); n >= 2000 {
+			runtime.Gosched()
+		}
 	}
 	stop.Store(true)
 	wg.Wait()

@@ -186,8 +186,8 @@ func (w *writer) look(most int) {
 
 // visit reports a series if that is due, and says whether to look at it again.
 func (w *writer) visit(s *tab) bool {
-	if s.gone || s.number == 0 {
-		return s.number == 0 && !s.gone
+	if s.gone || s.number == 0 || w.waitsForRoll(s) {
+		return !s.gone
 	}
 	b, now := s.bucket, w.at.Now
 	live := s.live()
@@ -211,9 +211,14 @@ func (w *writer) visit(s *tab) bool {
 	return live || !settled
 }
 
+// waitsForRoll says whether the slots of a series are first to be counted by a roll.
+func (w *writer) waitsForRoll(s *tab) bool {
+	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch <= s.after
+}
+
 // report says where a series stands, once a request.
 func (w *writer) report(s *tab) {
-	if s.sentIn == w.r.Seq || len(w.r.Reports) >= maxSaid {
+	if s.sentIn == w.r.Seq || len(w.r.Reports) >= maxSaid || w.waitsForRoll(s) {
 		return
 	}
 	b, t := s.bucket, s.totals()

@@ -54,6 +54,7 @@ type tab struct {
 	gone          bool   // forgotten: what is settled into it is lost
 	detached      bool   // its partition went to another owner
 	queued        bool   // in lender.queue
+	after         uint64 // nothing is said of it before the roll of this epoch was taken
 	sentIn        uint64 // Seq of the newest request that said sent
 	sentAt        int64
 	sent, settled totals // as last reported; as acknowledged
@@ -164,9 +165,30 @@ func (d *demand) low(rate float64, rtt int64) int64 {
 // refusal is a refusal lease. It never changes.
 type refusal struct {
 	cost           int64 // this and more is refused
-	until, retryAt int64 // retryAt: limiter.Never
+	at             int64 // when it came
+	until, retryAt int64 // retryAt: of cost; limiter.Never
 	level          int64
 	terms          *terms // nil: not known
+}
+
+// wait is how long a cost has to wait, as far as the owner knew.
+func (r *refusal) wait(now, cost int64) int64 {
+	if r.retryAt == int64(limiter.Never) {
+		return r.retryAt
+	}
+	wait := max(r.retryAt, r.until) - now
+	if cost == r.cost || r.terms == nil || r.terms.limit.Algorithm != limiter.GCRA {
+		return wait
+	}
+	if r.cost > 1 {
+		more := r.terms.whole.up(min(cost, limiter.MaxUnits) - r.cost)
+		return wait + min(more, math.MaxInt64-wait)
+	}
+	// Of any cost: the owner named the wait of a typical one.
+	if refilled := r.terms.whole.up(min(cost, limiter.MaxUnits)-r.level) - (now - r.at); refilled > 0 {
+		return refilled
+	}
+	return wait
 }
 
 // refuses says whether a charge is refused at now; d is then why.
@@ -182,12 +204,8 @@ func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.
 		}
 	}
 	wait := int64(limiter.Never)
-	if r.retryAt != wait && (cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt) {
-		wait = max(r.retryAt, r.until) - at.Now
-		if r.terms != nil && r.terms.limit.Algorithm == limiter.GCRA {
-			more := r.terms.whole.up(min(cost, limiter.MaxUnits) - max(r.cost, 1))
-			wait += min(more, math.MaxInt64-wait)
-		}
+	if cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt {
+		wait = r.wait(at.Now, cost)
 	}
 	*d = limiter.Decision{By: limiter.ByRefusal, RetryAfter: time.Duration(wait), Remaining: r.level, At: at.Now}
 	if r.terms != nil {

@@ -80,16 +80,38 @@ func (h *Holder) joins(old, v *View) bool {
 	return slices.ContainsFunc(v.Members, self) && (old == nil || !slices.ContainsFunc(old.Members, self))
 }
 
-// meet makes the peers those of a view. A process that has left says nothing more, and its leases are
-// detached with its partitions.
+// maxGone bounds the processes that are remembered after they left the view.
+const maxGone = 1024
+
+// meet makes the lenders those of a view. A process that has left says nothing more, and its leases are
+// detached with its partitions; its numbers are kept, should it come back.
 func (h *Holder) meet(v *View) {
 	h.peers = slices.DeleteFunc(h.peers, func(p *lender) bool {
-		return !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == p.id })
+		if slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == p.id }) {
+			return false
+		}
+		gone := &lender{id: p.id, seq: p.seq, dropped: p.dropped, shut: p.shut, shutBefore: p.shutBefore, shutUpTo: p.shutUpTo}
+		if p.session != nil {
+			gone.dropped = max(gone.dropped, p.session.number)
+			h.stats.dropped.Add(1)
+		}
+		if len(h.gone) >= maxGone {
+			h.gone = slices.Delete(h.gone, 0, 1)
+		}
+		h.gone = append(h.gone, gone)
+		return true
 	})
 	for _, m := range v.Members {
-		if i, ok := slices.BinarySearchFunc(h.peers, m.Incarnation, (*lender).compare); !ok {
-			h.peers = slices.Insert(h.peers, i, &lender{id: m.Incarnation})
+		i, ok := slices.BinarySearchFunc(h.peers, m.Incarnation, (*lender).compare)
+		if ok {
+			continue
 		}
+		p := &lender{id: m.Incarnation}
+		if g := slices.IndexFunc(h.gone, func(p *lender) bool { return p.id == m.Incarnation }); g >= 0 {
+			p = h.gone[g]
+			h.gone = slices.Delete(h.gone, g, g+1)
+		}
+		h.peers = slices.Insert(h.peers, i, p)
 	}
 }
 
@@ -161,27 +183,37 @@ func (h *Holder) detach(s *tab, c *cell) {
 }
 
 // recountSlots puts all of a bucket's slots in use under one series, which the new owner will number
-// when it has the roll. What owners of before lent is theirs no more.
+// when it has the roll. What owners of before lent is theirs no more. Where views were skipped, the
+// owner may have been the owner all along: then it hears, once it has the roll, that all of its series
+// is returned.
 func (h *Holder) recountSlots(b *purse, before []*tab, inUse int64, last *cell, roll *Roll) {
+	owner := h.view.Load().OwnerOf(b.part).Incarnation
 	for _, s := range before {
-		s.dead, s.gone = true, true
+		s.dead = true
+		if s.granter == owner && s.number != 0 && roll != nil {
+			s.returned.Store(s.granted)
+			s.settled, s.sentIn, s.sentAt, s.after = totals{}, 0, 0, roll.Epoch
+			h.enqueue(s)
+			continue
+		}
+		s.gone = true
 		b.drop(s)
 	}
-	if inUse == 0 {
-		for _, s := range before {
-			s.cell.Store(nil)
+	var t *tab
+	if inUse > 0 {
+		t = &tab{bucket: b, granter: owner, lent: true, slots: true, next: b.series, granted: inUse, session: h.over}
+		c := &cell{terms: last.terms, series: t, session: h.over, kind: kindSlots}
+		c.word.Store(inUse)
+		t.cell.Store(c)
+		b.series = t
+		if roll != nil {
+			roll.Slots = append(roll.Slots, RolledSlots{Bucket: Bucket{b.part, b.key}, InUse: inUse, Limit: last.terms.limit})
 		}
-		return
 	}
-	t := &tab{bucket: b, granter: h.view.Load().OwnerOf(b.part).Incarnation, lent: true, slots: true, next: b.series, granted: inUse, session: h.over}
-	c := &cell{terms: last.terms, series: t, session: h.over, kind: kindSlots}
-	c.word.Store(inUse)
-	t.cell.Store(c)
-	b.series = t
 	for _, s := range before {
-		s.moved.Store(t)
-	}
-	if roll != nil {
-		roll.Slots = append(roll.Slots, RolledSlots{Bucket: Bucket{b.part, b.key}, InUse: inUse, Limit: last.terms.limit})
+		if t != nil {
+			s.moved.Store(t)
+		}
+		s.cell.Store(nil)
 	}
 }

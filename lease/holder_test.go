@@ -642,3 +642,47 @@ func TestHolderTellsTheNextOwnerWhatTheLastDidNotHear(t *testing.T) {
 		t.Fatalf("owners %v", got)
 	}
 }
+
+func TestHolderKeepsItsNumbersForWhoComesBack(t *testing.T) {
+	s := newStand(t, 0)
+	seq := s.answer(ownerA, 5, block(5, 1, 10, 10)).Seq
+	s.step(2, ownerB, ownerB)
+	s.step(3, ownerA, ownerB)
+	q := s.h.Request(ownerA, nil)
+	if q.Seq <= seq || q.Session != 0 || q.Dropped != 5 {
+		t.Fatalf("seq %d after %d, session %d, dropped %d", q.Seq, seq, q.Session, q.Dropped)
+	}
+	s.push(ownerA, 5, block(6, 1, 10, 10))
+	if n := s.spend(keyA, perSec); n != 0 {
+		t.Fatalf("%d spent", n)
+	}
+	if l := s.h.Levels("a"); len(l) != 1 || l[0].Series != 5 {
+		t.Fatalf("a session of before is adopted: %+v", l)
+	}
+}
+
+func TestHolderThatSkippedAViewRollsWhatItsOwnerLent(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, slotLease(5, 1, 8, 8))
+	c := limiter.Charge{Key: keyA, Limit: slots8, Cost: 7}
+	s.take(&c)
+	s.step(3, ownerA, ownerA)
+	q := s.h.Request(ownerA, nil)
+	if q.Roll == nil || q.Roll.Slots[0].InUse != 7 || len(q.Reports) != 0 {
+		t.Fatalf("%+v", q)
+	}
+	s.push(ownerA, 1, slotLease(5, 2, 8, 8))
+	if n := s.spend(keyA, slots8); n != 0 {
+		t.Fatalf("%d taken of slots that were rolled", n)
+	}
+	l := slotLease(6, 1, 0, 7)
+	l.Rolled = true
+	s.answer(ownerA, 1, l)
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 8 || !r.Closed || r.Ack != 2 {
+		t.Fatalf("%+v", r)
+	}
+	s.settle(&c, 0)
+	if r := s.report(ownerA, 6); r == nil || r.Returned != 7 || !r.Closed {
+		t.Fatalf("%+v", r)
+	}
+}
