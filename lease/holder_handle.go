@@ -2,6 +2,7 @@ package lease
 
 import (
 	"math"
+	"slices"
 
 	"headgate/limiter"
 )
@@ -132,7 +133,8 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 			continue
 		}
 		s.settled = s.settled.with(it.totals)
-		if s.settled.closed && s.dead {
+		// An owner that still lends in it is to hear once more.
+		if s.settled.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter == r.Owner }) {
 			h.forget(s, now)
 		}
 	}
@@ -243,22 +245,19 @@ func (h *Holder) placed(l *Lease) bool {
 }
 
 // open makes the series of a lease that is not known. nil: it was closed before, or there is no room,
-// or this process takes no more: then the owner hears that nothing was taken.
+// or this process takes no more: then the owner hears that it is closed.
 func (h *Holder) open(p *lender, l *Lease) *tab {
-	if p.shut[l.Series] || p.shutBefore[l.Series] {
-		return nil
-	}
 	back := l.Granted
-	if l.Series > p.shutUpTo && !h.draining {
+	switch {
+	case !p.knew(l.Series) && !h.draining:
 		if b := h.make(&l.Bucket, false); b != nil {
 			s := &tab{bucket: b, granter: p.id, number: l.Series, session: p.session, next: b.series}
 			b.series = s
 			return s
 		}
 		h.stats.full.Add(1)
-	}
-	if l.Series <= p.shutUpTo && l.Limit.Algorithm != limiter.Semaphore {
-		back = 0 // it may be one that was spent
+	case p.knew(l.Series) && l.Limit.Algorithm != limiter.Semaphore:
+		back = 0 // of what was spent nothing is known any more; slots were all returned
 	}
 	if len(p.extra) < maxSaid {
 		p.extra = append(p.extra, Report{
@@ -266,6 +265,11 @@ func (h *Holder) open(p *lender, l *Lease) *tab {
 		})
 	}
 	return nil
+}
+
+// knew says whether a series of an owner that is not known may have been known before.
+func (p *lender) knew(series uint64) bool {
+	return series <= p.shutUpTo || p.shut[series] || p.shutBefore[series]
 }
 
 // replace applies a lease to its series: what is new in Granted is put in, and what is above the depth
@@ -295,8 +299,11 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 	if s.dead {
 		// A lease that has ended is not revived: what comes for it goes back.
 		h.kill(s, at.Now, true)
-		if s.slots {
+		switch {
+		case s.slots:
 			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
+		case s.lost:
+			fresh = 0
 		}
 		s.returned.Add(fresh)
 		if fresh > 0 || old != nil {

@@ -377,6 +377,8 @@ func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64) *tab {
 		s = &tab{bucket: b, granter: owner, number: number, next: b.series, detached: h.ownerOf(b.part) != h.peer(owner)}
 		if p := h.peer(owner); p != nil {
 			s.session = p.session
+			// What it had been granted is not known any more.
+			s.dead, s.lost = p.knew(number), p.knew(number)
 		}
 		b.series = s
 	}

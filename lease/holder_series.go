@@ -53,6 +53,7 @@ type tab struct {
 	dead          bool   // its lease will not be spent again
 	gone          bool   // forgotten: what is settled into it is lost
 	detached      bool   // its partition went to another owner
+	lost          bool   // it was forgotten once: what it had been granted is not known
 	queued        bool   // in lender.queue
 	after         uint64 // nothing is said of it before the roll of this epoch was taken
 	sentIn        uint64 // Seq of the newest request that said sent

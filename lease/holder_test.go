@@ -686,3 +686,45 @@ func TestHolderThatSkippedAViewRollsWhatItsOwnerLent(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 }
+
+func TestHolderForgotWhatASeriesWasGranted(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 20}}
+	yes := AskDecision{Refused: -1, Left: 1e9, Charges: []ChargeDecision{{Decision: limiter.Decision{Admitted: true}, Series: 5}}}
+	// Closed and acknowledged; the owner decides in it all the same.
+	if _, refused, ok := s.decide(c, yes, time.Millisecond); !ok || refused != -1 {
+		t.Fatalf("%d %v", refused, ok)
+	}
+	s.push(ownerA, 1, block(5, 2, 10, 30))
+	if n := s.spend(keyA, perSec); n != 0 {
+		t.Fatalf("%d spent", n)
+	}
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 0 || !r.Idle || r.Ack != 2 {
+		t.Fatalf("%+v", r)
+	}
+	s.settle(&c[0], 0)
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 0 || r.Refunded != 20 || !r.Closed {
+		t.Fatalf("%+v", r)
+	}
+}
+
+func TestHolderHearsOfAClosedSeriesAgain(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 20}}
+	q := s.h.Request(ownerA, []Ask{s.h.Ask(c, 1, 0, false)})
+	if !q.Reports[0].Closed {
+		t.Fatalf("%+v", q.Reports)
+	}
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Answers: q.Seq, Session: 1, Left: 1e9, Leases: []Lease{block(5, 2, 10, 16)}})
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 16 || r.Ack != 2 {
+		t.Fatalf("what crossed the close: %+v", r)
+	}
+	s.pass(againAfter)
+	s.answer(ownerA, 1)
+	s.push(ownerA, 1, block(5, 3, 10, 20))
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 0 || r.Ack != 3 || !r.Closed {
+		t.Fatalf("after it was forgotten: %+v", r)
+	}
+}
