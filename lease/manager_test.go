@@ -2,10 +2,12 @@ package lease_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -979,4 +981,99 @@ func TestManagerHandsOverMuch(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestManagersInTrouble: cuts, delays and partitions that move, under a load from all sides. Nothing is
+// over-admitted in any window, and when the trouble is over every node serves every tenant.
+func TestManagersInTrouble(t *testing.T) {
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { trouble(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+type admission struct{ at, cost int64 }
+
+func trouble(t *testing.T, rng *rand.Rand) {
+	const rate, burst = 100, 50
+	w := newWorld(t, 3)
+	w.step(w.nodes, 0, 1, 2, 0)
+	limit := bucketOf(rate, time.Second, burst)
+	tenants := [...]string{"0a", "1b", "2c", "3d"}
+	var mu sync.Mutex
+	var admitted [len(tenants)][]admission
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 12 {
+		rng := rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
+		wg.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				case <-time.After(time.Duration(5+rng.IntN(20)) * time.Millisecond):
+				}
+				k, cost := rng.IntN(len(tenants)), 1+rng.Int64N(3)
+				if ok, d := w.nodes[i%3].take(chargeOn(tenants[k], limit, cost)); ok {
+					mu.Lock()
+					admitted[k] = append(admitted[k], admission{d.At, cost})
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	owners := []int32{0, 1, 2, 0}
+	for range 25 {
+		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
+		a, b := rng.IntN(3), rng.IntN(3)
+		from, to := w.nodes[a].self.Name, w.nodes[b].self.Name
+		switch rng.IntN(5) {
+		case 0:
+			if a != b {
+				w.net.Cut(from, to)
+			}
+		case 1:
+			w.net.Delay(from, to, time.Duration(rng.IntN(100))*time.Millisecond)
+		case 2:
+			owners = slices.Clone(owners)
+			owners[rng.IntN(parts)] = int32(b)
+			w.step(w.nodes, owners...)
+		case 3:
+			w.nodes[a].rights.lapse(rng.IntN(2) == 0)
+		default:
+			w.net.Heal()
+		}
+	}
+	close(over)
+	wg.Wait()
+	for k, as := range admitted {
+		if len(as) < 100 {
+			t.Errorf("tenant %s was admitted %d times", tenants[k], len(as))
+		}
+		// A bucket of the same burst that fills 1 % faster would have admitted all of it.
+		slices.SortFunc(as, func(a, b admission) int { return cmp.Compare(a.at, b.at) })
+		level, last := float64(burst), as[0].at
+		for _, a := range as {
+			level = min(burst, level+1.01*rate*float64(a.at-last)/1e9) - float64(a.cost)
+			if last = a.at; level < -1e-3 {
+				t.Fatalf("tenant %s is over-admitted by %.3f at %d", tenants[k], -level, a.at)
+			}
+		}
+	}
+	w.net.Heal()
+	for _, n := range w.nodes {
+		n.rights.lapse(false)
+	}
+	time.Sleep(4 * time.Second)
+	for _, n := range w.nodes {
+		for _, tenant := range tenants {
+			if ok, d := n.take(chargeOn(tenant, limit, 1)); !ok {
+				t.Errorf("%s is refused %s afterwards: %+v", n.self.Name, tenant, d)
+			}
+		}
+		if s := n.Degraded(); s != "" {
+			t.Errorf("%s is degraded afterwards: %s", n.self.Name, s)
+		}
+	}
 }
