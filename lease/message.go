@@ -89,6 +89,9 @@ type Response struct {
 	Refusals      []Refusal
 	Forgotten     []Series // reported, and unknown here: nothing more need be said of them
 	RollTaken     uint64   // the Epoch of the roll that is taken
+	// RollWanted: slots wait until this holder has sent a roll with an Epoch of at least this, all slots
+	// in use of the owner's partitions; 0: nothing is wanted. A view that one of both skipped makes it so.
+	RollWanted uint64
 }
 
 // Series names one.

@@ -206,7 +206,7 @@ func (c *checker) ask(a *leasepb.Ask) Ask {
 func responsePB(r *Response) *leasepb.Response {
 	return &leasepb.Response{
 		Owner: r.Owner, Holder: r.Holder, Epoch: r.Epoch, Answers: r.Answers, Session: r.Session, Left: r.Left,
-		Leases: collect(r.Leases, grantPB), Decisions: collect(r.Decisions, decisionPB), RollTaken: r.RollTaken,
+		Leases: collect(r.Leases, grantPB), Decisions: collect(r.Decisions, decisionPB), RollTaken: r.RollTaken, RollWanted: r.RollWanted,
 		Refusals: collect(r.Refusals, func(f *Refusal) *leasepb.Refusal {
 			return &leasepb.Refusal{Bucket: bucketPB(&f.Bucket), Cost: f.Cost, For: f.For, RetryAfter: f.RetryAfter, Level: f.Level}
 		}),
@@ -238,7 +238,7 @@ func responseOf(r *leasepb.Response) (*Response, error) {
 	var c checker
 	out := &Response{
 		Owner: c.number(r.GetOwner(), "owner"), Holder: c.number(r.GetHolder(), "holder"), Epoch: r.GetEpoch(), Answers: r.GetAnswers(),
-		Session: r.GetSession(), Left: int64(min(c.span(r.GetLeft(), "left"), sessionFor)), RollTaken: r.GetRollTaken(),
+		Session: r.GetSession(), Left: int64(min(c.span(r.GetLeft(), "left"), sessionFor)), RollTaken: r.GetRollTaken(), RollWanted: r.GetRollWanted(),
 		Leases:    checked(&c, r.GetLeases(), wireLeases, "leases", c.grant),
 		Decisions: checked(&c, r.GetDecisions(), wireDecisions, "decisions", c.decision),
 		Refusals: checked(&c, r.GetRefusals(), wireDecisions, "refusals", func(f *leasepb.Refusal) Refusal {

@@ -102,7 +102,7 @@ func TestWireKeepsResponses(t *testing.T) {
 				return Refusal{wireBuckets.Draw(t, "bucket"), amounts.Draw(t, "cost"), rapid.Int64Range(0, math.MaxInt64).Draw(t, "for"), math.MaxInt64, rapid.Int64().Draw(t, "level")}
 			})),
 			list(t, "forgotten", rapid.Custom(func(t *rapid.T) Series { return Series{numbers.Draw(t, "granter"), numbers.Draw(t, "number")} })),
-			rapid.Uint64().Draw(t, "roll"),
+			rapid.Uint64().Draw(t, "roll"), rapid.Uint64().Draw(t, "wanted"),
 		}
 		got, err := responseOf(remade(t, responsePB(want)))
 		if err != nil || !reflect.DeepEqual(got, want) {

@@ -753,6 +753,7 @@ type Response struct {
 	Refusals      []*Refusal             `protobuf:"bytes,9,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	Forgotten     []*Series              `protobuf:"bytes,10,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
 	RollTaken     uint64                 `protobuf:"varint,11,opt,name=roll_taken,json=rollTaken,proto3" json:"roll_taken,omitempty"`
+	RollWanted    uint64                 `protobuf:"varint,12,opt,name=roll_wanted,json=rollWanted,proto3" json:"roll_wanted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -860,6 +861,13 @@ func (x *Response) GetForgotten() []*Series {
 func (x *Response) GetRollTaken() uint64 {
 	if x != nil {
 		return x.RollTaken
+	}
+	return 0
+}
+
+func (x *Response) GetRollWanted() uint64 {
+	if x != nil {
+		return x.RollWanted
 	}
 	return 0
 }
@@ -2084,7 +2092,7 @@ const file_lease_leasepb_lease_proto_rawDesc = "" +
 	"\vRolledSlots\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.headgate.lease.v1.BucketR\x06bucket\x12\x15\n" +
 	"\x06in_use\x18\x02 \x01(\x03R\x05inUse\x12.\n" +
-	"\x05limit\x18\x03 \x01(\v2\x18.headgate.lease.v1.LimitR\x05limit\"\x96\x03\n" +
+	"\x05limit\x18\x03 \x01(\v2\x18.headgate.lease.v1.LimitR\x05limit\"\xb7\x03\n" +
 	"\bResponse\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\x04R\x05owner\x12\x16\n" +
 	"\x06holder\x18\x02 \x01(\x04R\x06holder\x12\x14\n" +
@@ -2098,7 +2106,9 @@ const file_lease_leasepb_lease_proto_rawDesc = "" +
 	"\tforgotten\x18\n" +
 	" \x03(\v2\x19.headgate.lease.v1.SeriesR\tforgotten\x12\x1d\n" +
 	"\n" +
-	"roll_taken\x18\v \x01(\x04R\trollTaken\":\n" +
+	"roll_taken\x18\v \x01(\x04R\trollTaken\x12\x1f\n" +
+	"\vroll_wanted\x18\f \x01(\x04R\n" +
+	"rollWanted\":\n" +
 	"\x06Series\x12\x18\n" +
 	"\agranter\x18\x01 \x01(\x04R\agranter\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\"\xa6\x02\n" +
