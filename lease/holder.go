@@ -92,6 +92,7 @@ type lender struct {
 	backlog bool     // the last request had no room for all that is new
 	looked  int64    // when the queue was last gone through
 	rolls   []*Roll  // the oldest first
+	rolled  uint64   // the Epoch of the newest
 	leases  int      // live ones
 	// detached are leases that its partitions' owners of before lent.
 	detached []*tab

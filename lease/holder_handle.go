@@ -39,6 +39,9 @@ func (h *Holder) Handle(r *Response) {
 	for len(p.rolls) > 0 && r.RollTaken >= p.rolls[0].Epoch && r.RollTaken <= h.view.Load().Epoch {
 		p.rolls = p.rolls[1:]
 	}
+	if r.RollWanted > 0 && r.Epoch <= h.view.Load().Epoch {
+		h.rollAgain(p, r.RollWanted)
+	}
 	h.returnDetached(p, r, at.Now)
 	for i := range r.Leases {
 		if l := &r.Leases[i]; !current || !h.owns(r, l.Partition) {

@@ -119,29 +119,19 @@ func (h *Holder) meet(v *View) {
 func (p *lender) addRoll(r *Roll) {
 	p.rolls = slices.DeleteFunc(p.rolls, func(o *Roll) bool { return len(o.Slots) == 0 })
 	p.rolls = append(p.rolls, r)
+	p.rolled = r.Epoch
 }
 
 // move takes a bucket to its new owner.
 func (h *Holder) move(b *purse, now int64, roll *Roll) {
 	b.pending = 0
 	owner := h.ownerOf(b.part)
-	var inUse int64
-	var before []*tab
-	var last *cell
 	for s := b.series; s != nil; s = s.next {
-		c := s.cell.Load()
-		switch {
-		case s.slots:
-			if s.live() {
-				h.unlease(b, c)
-			}
-			if c != nil {
-				inUse += c.word.Swap(sealed)
-				last = c
-			}
-			before = append(before, s)
+		if s.slots {
 			continue
-		case c != nil && !s.detached:
+		}
+		c := s.cell.Load()
+		if c != nil && !s.detached {
 			h.detach(s, c)
 		}
 		if s.detached && c != nil && owner != nil {
@@ -150,7 +140,23 @@ func (h *Holder) move(b *purse, now int64, roll *Roll) {
 		s.settled, s.sentIn, s.sentAt = totals{}, 0, 0
 		h.enqueue(s)
 	}
-	h.recountSlots(b, before, inUse, last, roll)
+	h.recountSlots(b, roll)
+}
+
+// rollAgain counts the slots of all partitions of an owner that wants it, since one of both did not see
+// a view that the other saw.
+func (h *Holder) rollAgain(p *lender, wanted uint64) {
+	epoch := h.view.Load().Epoch
+	if wanted <= p.rolled || wanted > epoch || len(p.rolls) > 0 {
+		return
+	}
+	roll := &Roll{Epoch: epoch}
+	for _, b := range h.buckets {
+		if h.ownerOf(b.part) == p {
+			h.recountSlots(b, roll)
+		}
+	}
+	p.addRoll(roll)
 }
 
 // unlease takes a bucket's lease from it.
@@ -186,8 +192,9 @@ func (h *Holder) detach(s *tab, c *cell) {
 // when it has the roll. What owners of before lent is theirs no more. Where views were skipped, the
 // owner may have been the owner all along: then it hears, once it has the roll, that all of its series
 // is returned.
-func (h *Holder) recountSlots(b *purse, before []*tab, inUse int64, last *cell, roll *Roll) {
+func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	owner := h.view.Load().OwnerOf(b.part).Incarnation
+	before, inUse, last := h.sealSlots(b)
 	for _, s := range before {
 		s.dead = true
 		if s.granter == owner && s.number != 0 && roll != nil {
@@ -216,4 +223,24 @@ func (h *Holder) recountSlots(b *purse, before []*tab, inUse int64, last *cell, 
 		}
 		s.cell.Store(nil)
 	}
+}
+
+// sealSlots ends all leases of slots on a bucket, and returns their series, how many slots are in use,
+// and one of the leases.
+func (h *Holder) sealSlots(b *purse) (before []*tab, inUse int64, last *cell) {
+	for s := b.series; s != nil; s = s.next {
+		if !s.slots {
+			continue
+		}
+		before = append(before, s)
+		c := s.cell.Load()
+		if s.live() {
+			h.unlease(b, c)
+		}
+		if c != nil {
+			inUse += c.word.Swap(sealed)
+			last = c
+		}
+	}
+	return before, inUse, last
 }

@@ -728,3 +728,26 @@ func TestHolderHearsOfAClosedSeriesAgain(t *testing.T) {
 		t.Fatalf("after it was forgotten: %+v", r)
 	}
 }
+
+func TestHolderRollsAgainForAnOwnerThatSkippedAView(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, slotLease(5, 1, 8, 8))
+	c := limiter.Charge{Key: keyA, Limit: slots8, Cost: 3}
+	s.take(&c)
+	s.step(2, ownerA, ownerA)
+	want := func(epoch uint64) *Request {
+		s.pass(againAfter)
+		s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 2, Session: 1, RollWanted: epoch})
+		return s.h.Request(ownerA, nil)
+	}
+	if q := want(3); q.Roll != nil {
+		t.Fatalf("rolled %+v for a view to come", q.Roll)
+	}
+	q := want(2)
+	if q.Roll == nil || q.Roll.Epoch != 2 || q.Roll.Slots[0].InUse != 3 || s.spend(keyA, slots8) != 0 {
+		t.Fatalf("%+v", q.Roll)
+	}
+	if again := want(2); again.Roll != q.Roll {
+		t.Fatalf("%+v is not the same again", again.Roll)
+	}
+}
