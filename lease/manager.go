@@ -163,8 +163,8 @@ func (m *Manager) Run(ctx context.Context) {
 	m.mu.Unlock()
 	defer func() {
 		stop()
-		close(m.ended)
 		m.mu.Lock() // whoever starts something sees the end, or is waited for
+		close(m.ended)
 		m.mu.Unlock()
 		m.wg.Wait()
 	}()

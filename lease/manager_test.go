@@ -1048,7 +1048,7 @@ func trouble(t *testing.T, rng *rand.Rand) {
 	close(over)
 	wg.Wait()
 	for k, as := range admitted {
-		if len(as) < 100 {
+		if len(as) < 30 {
 			t.Errorf("tenant %s was admitted %d times", tenants[k], len(as))
 		}
 		// A bucket of the same burst that fills 1 % faster would have admitted all of it.

@@ -122,7 +122,8 @@ func TestWireKeepsHandOffs(t *testing.T) {
 			t.Fatalf("got %+v, %v\nwant %+v", got, err, want)
 		}
 		b := HandedBucket{
-			limiter.Key{Tenant: texts.Draw(t, "tenant")}, wireLimits.Draw(t, "limit"), []byte("state"),
+			limiter.Key{Tenant: texts.Draw(t, "tenant")},
+			wireLimits.Draw(t, "limit"), []byte("state"),
 			list(t, "series", rapid.Custom(func(t *rapid.T) HandedSeries {
 				return HandedSeries{
 					numbers.Draw(t, "holder"), numbers.Draw(t, "granter"), numbers.Draw(t, "series"), rapid.Uint64().Draw(t, "number"), rapid.Uint32Range(0, ShareOne).Draw(t, "share"),
