@@ -365,7 +365,8 @@ func (h *Holder) fill(s *tab, old, c *cell, fresh, now int64) {
 			// Not by way of whole units: a little would be lost each time.
 			was := old.inWord(w, now)
 			level = old.pace.carry(was, c.pace, c.deep)
-			if rest := was - c.pace.carry(level, old.pace, was); level == c.deep && rest > 0 {
+			// Less the roundings, of which there may be many units in a nanosecond.
+			if rest := was - c.pace.carry(level, old.pace, was) - 2; level == c.deep && rest > 0 {
 				over = old.pace.units(rest, old.depth)
 			}
 		case c.kind == kindRate:
