@@ -106,7 +106,7 @@ func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 		unit, _ := proxy.ParseUnit(l.Unit)
 		mode, _ := proxy.ParseMode(l.Unavailable) // absent: local
 		pc.Limits = append(pc.Limits, proxy.Limit{
-			Name: l.Name, Bucket: l.Bucket, Scope: scope, Unit: unit, Spec: l.Spec, Wait: time.Duration(l.Wait), Shadow: l.Shadow, Oversize: l.Oversize,
+			Name: l.Name, Bucket: l.Bucket, Scope: scope, Unit: unit, Spec: l.Whole, Wait: time.Duration(l.Wait), Shadow: l.Shadow, Oversize: l.Oversize,
 			Spread: l.Spread, Unavailable: mode, Private: l.Private,
 		})
 	}

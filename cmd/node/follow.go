@@ -10,26 +10,20 @@ import (
 
 	"headgate/cluster"
 	"headgate/cluster/ledger"
+	"headgate/lease"
 )
 
-// standing is what this node goes by: the policy that the cluster agreed on, compiled for the
-// node's share of its limits.
+// standing is what this node goes by: the policy that the cluster agreed on, compiled.
 type standing struct {
 	index    *ledger.Index          // nil: nothing is in force yet
 	policy   *ledger.PolicyRevision // of index
-	spent    ledger.Share           // the share that index was made for
-	compiled uint64                 // how often: the revision of index's limits
+	split    ledger.Share           // by which index splits limits for when their owners are out of reach
+	compiled uint64                 // how often: index's Revision
 	problem  error                  // why a newer policy is not in force here
 	unusable uint64                 // its revision
 
-	view      *ledger.View  // stepped to
-	share     *ledger.Share // of view; nil: this process is no member
-	before    *ledger.Share // what was spendable when view came; nil: nothing, or not known
-	settledAt time.Time     // until then before counts, too; zero: settled
-
-	entered   uint64 // epoch of the first view with a share for this process; 0: none yet
-	enteredAt int64  // by the buckets' clock
-	levels    bool   // what an earlier process saved was seen to
+	view  *ledger.View  // stepped to
+	share *ledger.Share // of the last view in which this process was a member; nil: there was none
 }
 
 // notify wakes follow. It never blocks.
@@ -47,35 +41,34 @@ func (n *Node) factsChanged(f *ledger.Facts) {
 	n.notify()
 }
 
-// step takes this node's share of a view that it steps to. Nodes that have not stepped yet still
-// spend their shares of earlier views, for as long as a view lease may last: till then a share
-// that grew is not spent. Who skipped a view does not know what others spent in it.
-func (s *standing) step(now time.Time, v *ledger.View, share *ledger.Share) {
-	if v.Epoch > 1 { // before the first view nobody spent anything
-		before, ok := s.spendable(now)
-		s.before, s.settledAt = nil, now.Add(cluster.TakeoverWait)
-		if ok && s.view != nil && v.Epoch == s.view.Epoch+1 {
-			s.before = &before
-		}
-	}
-	s.view, s.share = v, share
-}
-
-// stepped goes on to a new view. Until follow has put its share in force, that of before is spent
-// on the lease of before only.
+// stepped goes on to a new view, after the fence has. The first one may be that which the levels of
+// an earlier process are for.
 func (n *Node) stepped(v *ledger.View) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	s, now := &n.now, time.Now()
-	share := shareOf(v, n.cfg.NodeID, n.cluster.Incarnation())
-	s.step(now, v, share)
-	if spendable, ok := s.spendable(now); !ok || spendable != s.spent {
-		n.outdatedAt.CompareAndSwap(0, cluster.Now()+int64(n.cluster.LeaseLeft()))
+	s := &n.now
+	if share := shareOf(v, n.cfg.NodeID, n.cluster.Incarnation()); share != nil {
+		s.share = share
 	}
-	if share != nil && s.entered == 0 {
-		s.entered, s.enteredAt = v.Epoch, n.proxy.Now()
+	first := s.view == nil
+	s.view = v
+	n.mu.Unlock()
+	if first {
+		n.loadLevels()
 	}
+	n.limits.Step(leaseView(v, n.cluster.Fence().Ring()))
 	n.notify()
+}
+
+// leaseView is a view as package lease needs it; ring is the view's.
+func leaseView(v *ledger.View, ring *cluster.Ring) *lease.View {
+	out := &lease.View{Epoch: v.Epoch, Owners: make([]int32, v.Partitions), Place: ring.Partition}
+	for _, m := range ring.Members() {
+		out.Members = append(out.Members, lease.Member{Name: m.Name, Incarnation: m.Incarnation, Address: m.Address})
+	}
+	for p := range out.Owners {
+		out.Owners[p] = int32(ring.Owner(uint32(p)))
+	}
+	return out
 }
 
 // shareOf is a process's share of a view, by its rank among the members.
@@ -87,31 +80,7 @@ func shareOf(v *ledger.View, name string, incarnation uint64) *ledger.Share {
 	return &ledger.Share{Rank: rank, Of: len(v.Members)}
 }
 
-// spendable is the share of every limit that this node may spend now: none while it is no
-// member, or enters; what any member of either view holds while its share changes.
-func (s *standing) spendable(now time.Time) (share ledger.Share, ok bool) {
-	settled := s.settledAt.IsZero() || !now.Before(s.settledAt)
-	switch {
-	case s.share == nil:
-		return ledger.Share{}, false
-	case settled || s.before != nil && *s.before == *s.share:
-		return *s.share, true
-	case s.before == nil:
-		return ledger.Share{}, false
-	}
-	return ledger.Share{Of: max(s.before.Of, s.share.Of), Least: true}, true
-}
-
-// leased: the cluster counts on this node, and it may spend its share.
-func (n *Node) leased() bool {
-	if !n.entered.Load() || !n.cluster.Leased() {
-		return false
-	}
-	outdated := n.outdatedAt.Load()
-	return outdated == 0 || cluster.Now() < outdated
-}
-
-// follow keeps what requests are decided by up to date: with the policy, with this node's
+// follow keeps what requests are decided by up to date: with the policy, with this node's private
 // share, and with the steps of ramps.
 func (n *Node) follow(ctx context.Context) {
 	const farAway = 24 * time.Hour // looked at again then, so that a clock that was set is noticed
@@ -135,6 +104,17 @@ func (n *Node) follow(ctx context.Context) {
 // retryEvery is how often a policy that this node can't use is tried again: what it lacks may come.
 const retryEvery = 10 * time.Second
 
+// beginPoll is how often it is looked whether this node can begin.
+const beginPoll = 10 * time.Millisecond
+
+// begun says whether limits can be decided as they should be: this node holds a view lease, and does not
+// wait for the owners of before any more. Until then a node that starts takes no requests: it
+// would decide them by private buckets.
+func (n *Node) begun() bool {
+	c := n.joined.Load()
+	return c == nil || c.Leased() && c.Fence().Waiting(cluster.Now()) == 0
+}
+
 // compile puts in force what has changed, and says when something will change by itself. A
 // policy that this node can't use leaves the one before in force, and the node not ready.
 func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
@@ -146,22 +126,18 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 			next = t
 		}
 	}
-	share, ok := s.spendable(now)
-	n.entered.Store(ok)
-	if ok && f.Policy != nil {
-		n.bring(f.Policy, share, now)
+	if s.index == nil && s.share != nil && !n.begun() {
+		sooner(now.Add(beginPoll))
+		return next
+	}
+	if s.share != nil && f.Policy != nil {
+		n.bring(f.Policy, *s.share, now)
 		if s.problem != nil {
 			sooner(now.Add(retryEvery))
 		}
 	}
-	if !ok || s.index == nil || s.spent == share {
-		n.outdatedAt.Store(0)
-	}
 	if s.index != nil {
 		sooner(s.index.NextRamp)
-	}
-	if now.Before(s.settledAt) {
-		sooner(s.settledAt)
 	}
 	return next
 }
@@ -187,7 +163,7 @@ func (n *Node) bring(r *ledger.PolicyRevision, share ledger.Share, now time.Time
 // due says whether the index must be made anew; n.mu is held.
 func (n *Node) due(r *ledger.PolicyRevision, share ledger.Share, now time.Time) bool {
 	s := &n.now
-	return s.index == nil || !samePolicy(s.policy, r) || s.spent != share ||
+	return s.index == nil || !samePolicy(s.policy, r) || s.split != share ||
 		!s.index.NextRamp.IsZero() && !now.Before(s.index.NextRamp)
 }
 
@@ -210,9 +186,6 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 		p = s.index.Policy
 	}
 	ix, err := p.IndexAt(now, ledger.Numbers{Policy: r.Number(), Local: s.compiled + 1}, share, n.keyTable(), n.devKeys(p)...)
-	if err == nil {
-		err = n.restoreLevels()
-	}
 	if err != nil {
 		return err
 	}
@@ -229,7 +202,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 		}
 		n.log.Info("policy in force", "revision", r.Revision)
 	}
-	s.index, s.policy, s.spent, s.compiled = ix, r, share, ix.Revision
+	s.index, s.policy, s.split, s.compiled = ix, r, share, ix.Revision
 	n.proxy.Apply(n.compiler.snapshot(ix))
 	close(n.inForce)
 	n.inForce = make(chan struct{})

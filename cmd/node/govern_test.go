@@ -316,7 +316,7 @@ func TestBackupAndRestore(t *testing.T) {
 		t.Errorf("the state's hash is %v, was %s", restored["state_hash"], hash)
 	}
 	waitFor(t, "the policy of before is in force", func() bool { return string(n.current().policy.Text) == policy })
-	waitFor(t, "the node has its lease again", n.leased)
+	waitFor(t, "the node has its lease again", n.cluster.Leased)
 	waitFor(t, "the revoked key works as before", func() bool { return chat(t, n, key) == 200 })
 	if kills := must[objects](t, n, 200, "GET", "kill", rootBearer, ""); len(kills) != 0 {
 		t.Errorf("kills: %v", kills)
@@ -347,7 +347,7 @@ func TestFollowerGoverns(t *testing.T) {
 	follower := start(t, func(c *Config) {
 		c.NodeID, c.Join, c.Policy = "n2", []string{leader.cluster.Address()}, policyFile(t, policy)
 	})
-	waitFor(t, "the second node is ready, and counted on", func() bool { return follower.ready() == nil && follower.leased() })
+	waitFor(t, "the second node is ready, and counted on", func() bool { return follower.ready() == nil && follower.cluster.Leased() })
 	if follower.cluster.Ledger().IsLeader() {
 		t.Fatal("the second node leads")
 	}

@@ -10,13 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"headgate/cluster"
 )
 
-// levelsFile in the data folder holds the levels of the buckets between a clean stop and the
-// next start: a line of JSON that says whose they are, then what lease.Local saved. It gets
-// another name before the first request is decided, so that no later start goes by it again.
+// levelsFile in the data folder holds, between a clean stop and the next start, what this node owned
+// and nobody took over: a line of JSON that says whose it is, then what lease.Manager saved. It gets
+// another name before anything is granted, so that no later start goes by it again.
 const levelsFile = "levels"
 
 const (
@@ -29,49 +27,34 @@ type levelsHead struct {
 	Node  string    `json:"node"`
 	Saved time.Time `json:"saved"`
 	Epoch uint64    `json:"epoch"` // of the view
-	Rank  int       `json:"rank"`  // of the share
-	Of    int       `json:"of"`
 }
 
-// restoreLevels is done once, before the first request is decided; n.mu is held. A process
-// without saved levels starts with full buckets only if it founded its cluster: one that
-// crashed spent nobody knows what, and what a newcomer's share is was others' until now.
-func (n *Node) restoreLevels() error {
-	s := &n.now
-	if s.levels {
-		return nil
-	}
+// loadLevels gives what an earlier process saved to the leases, before this one's first view. They
+// use it if that view follows the one in which it was saved; otherwise others may have granted since.
+func (n *Node) loadLevels() {
 	path := filepath.Join(n.cfg.DataDir, levelsFile)
-	used, now := path+usedSuffix, n.proxy.Now()
-	floor := min(now, s.enteredAt+int64(cluster.TakeoverWait)) // it could spend since then, though perhaps there was no policy
+	used := path + usedSuffix
 	err := os.Rename(path, used)
 	if errors.Is(err, fs.ErrNotExist) {
-		if s.entered > 1 {
-			n.limits.SetFloor(floor)
-			n.log.Info("no saved levels: buckets start empty where they fill within a minute", "epoch", s.entered)
-		}
-		s.levels = true
-		return nil
+		return
 	}
 	if err == nil {
 		err = syncFolder(n.cfg.DataDir)
 	}
 	if err != nil {
-		return fmt.Errorf("take the saved levels away, so that they are used once: %w; let the node write %s", err, n.cfg.DataDir)
+		n.log.Error("the saved levels can't be taken away, so that they would be used twice: they are not used; let the node write its data folder", "file", path, "error", err)
+		return
 	}
-	s.levels = true
-	head, buckets, err := n.loadLevels(used, now)
+	head, buckets, err := n.readLevels(used)
 	if err != nil {
-		n.limits.SetFloor(floor)
-		n.log.Error("the saved levels can't be used: buckets start empty where they fill within a minute", "file", used, "error", err)
-		return nil
+		n.log.Error("the saved levels can't be used: buckets start empty", "file", used, "error", err)
+		return
 	}
 	_ = os.Remove(used) // nothing reads it again
-	n.log.Info("levels restored", "buckets", buckets, "saved", head.Saved, "saved_epoch", head.Epoch, "saved_rank", head.Rank, "saved_of", head.Of, "epoch", s.entered)
-	return nil
+	n.log.Info("saved levels read", "buckets", buckets, "saved", head.Saved, "saved_epoch", head.Epoch)
 }
 
-func (n *Node) loadLevels(path string, now int64) (head levelsHead, buckets int, err error) {
+func (n *Node) readLevels(path string) (head levelsHead, buckets int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return head, 0, err
@@ -85,24 +68,18 @@ func (n *Node) loadLevels(path string, now int64) (head levelsHead, buckets int,
 	if err != nil {
 		return head, 0, fmt.Errorf("their first line: %w", err)
 	}
-	buckets, err = n.limits.Load(now, r)
+	buckets, err = n.limits.Load(r)
 	return head, buckets, err
 }
 
-// saveLevels is for when everything is settled. A process that decided nothing leaves what an
-// earlier one saved as it is, and takes nothing of it any more.
+// saveLevels is for when everything is settled and handed over as far as somebody took it. A process
+// that never had a view leaves what an earlier one saved as it is.
 func (n *Node) saveLevels() error {
-	n.mu.Lock()
-	s := n.now
-	n.now.levels = true
-	n.mu.Unlock()
-	if !s.levels {
+	s := n.current()
+	if s.view == nil {
 		return nil
 	}
-	head := levelsHead{Node: n.cfg.NodeID, Saved: time.Now().UTC(), Rank: s.spent.Rank, Of: s.spent.Of}
-	if s.view != nil {
-		head.Epoch = s.view.Epoch
-	}
+	head := levelsHead{Node: n.cfg.NodeID, Saved: time.Now().UTC(), Epoch: s.view.Epoch}
 	err := writeWhole(filepath.Join(n.cfg.DataDir, levelsFile), func(w io.Writer) error {
 		line, err := json.Marshal(head)
 		if err != nil {
@@ -111,7 +88,7 @@ func (n *Node) saveLevels() error {
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}
-		return n.limits.Save(n.proxy.Now(), w)
+		return n.limits.Save(w)
 	})
 	if err != nil {
 		return fmt.Errorf("save the levels of the buckets, which start empty then: %w", err)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"headgate/cluster/ledger"
+	"headgate/cluster"
 	"headgate/limiter"
 )
 
@@ -68,7 +68,7 @@ func left(t *testing.T, n *Node, name string) int64 {
 	for _, l := range c.Limits {
 		if l.Name == name {
 			ds := make([]limiter.Decision, 1)
-			n.limits.Peek(n.proxy.Now(), []limiter.Charge{{Key: limiter.Key{Tenant: "dev", Limit: l.Bucket}, Limit: l.Spec}}, ds)
+			n.limits.Peek(t.Context(), []limiter.Charge{{Key: limiter.Key{Tenant: "dev", Limit: l.Bucket}, Limit: l.Whole}}, ds)
 			return ds[0].Remaining
 		}
 	}
@@ -118,25 +118,25 @@ func refused(t *testing.T, n *Node) {
 // Ten of ten spent, stopped and started, twice: the eleventh is refused.
 func TestLevelsOutliveAStop(t *testing.T) {
 	t.Parallel()
-	lives(t, "1000/min", func(*testing.T, string) {}, spendTen, refused, refused)
+	lives(t, "10/min", func(*testing.T, string) {}, spendTen, refused, refused)
 }
 
-// A crash saves nothing: what fills within a minute starts empty, so that no crash admits more;
-// a day's limit would be gone for a day, and starts full. So it is with levels that can't be
-// read. Nothing is spent before, so that only the floor can refuse.
+// A crash saves nothing: what fills within a minute starts empty, so that no crash admits more. A
+// day's limit would be gone for a day: it is drawn from the ledger, which remembers. So it is with levels
+// that can't be read. Nothing is spent before, so that only the empty start can refuse.
 func TestLostLevelsStartEmpty(t *testing.T) {
 	t.Parallel()
 	full := func(t *testing.T, n *Node) {
 		t.Helper()
-		if minute, day := left(t, n, "minute"), left(t, n, "day"); minute != 1 || day != 10 {
-			t.Errorf("%d and %d left at the first start", minute, day)
+		if minute := left(t, n, "minute"); minute != 1 {
+			t.Errorf("%d left at the first start", minute)
 		}
 	}
 	empty := func(t *testing.T, n *Node) {
 		t.Helper()
 		refused(t, n)
-		if minute, day := left(t, n, "minute"), left(t, n, "day"); minute != 0 || day != 10 {
-			t.Errorf("%d and %d left", minute, day)
+		if minute := left(t, n, "minute"); minute != 0 {
+			t.Errorf("%d left", minute)
 		}
 	}
 	t.Run("crash", func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestLostLevelsStartEmpty(t *testing.T) {
 // unjoined is a node without a cluster.
 func unjoined(t *testing.T, dir string, log io.Writer) *Node {
 	t.Helper()
-	n := &Node{cfg: Defaults(), log: slog.New(slog.NewTextHandler(log, nil)), registry: prometheus.NewRegistry()}
+	n := &Node{cfg: Defaults(), log: slog.New(slog.NewTextHandler(log, nil)), registry: prometheus.NewRegistry(), self: 1, time: cluster.NewClock()}
 	n.cfg.DataDir, n.cfg.NodeID = dir, "n1"
 	if err := n.build(); err != nil {
 		t.Fatal(err)
@@ -172,73 +172,18 @@ func unjoined(t *testing.T, dir string, log io.Writer) *Node {
 	return n
 }
 
-var hour = &limiter.Limit{Rate: limiter.Rate{Count: 10, Per: time.Hour}, Burst: 10}
-
-func (n *Node) take(cost int64) (remaining int64) {
-	ds := make([]limiter.Decision, 1)
-	n.limits.Take(n.proxy.Now(), []limiter.Charge{{Key: limiter.Key{Tenant: "dev", Limit: "hour"}, Limit: hour, Cost: cost}}, ds)
-	return ds[0].Remaining
-}
-
-// Who founds a cluster starts full, who enters one later starts empty where nothing was saved; it
-// is done once, and who decided nothing leaves the file alone.
-func TestLevelsAreRestoredOnce(t *testing.T) {
+// A node that had no view leaves what an earlier one saved as it is.
+func TestIdleNodeSavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, levelsFile)
-	minute := &limiter.Limit{Rate: limiter.Rate{Count: 1, Per: time.Minute}, Burst: 1}
-	restored := func(entered uint64, ago int64) (*Node, int64, string) {
-		var log strings.Builder
-		n := unjoined(t, dir, &log)
-		n.now.entered, n.now.enteredAt, n.now.view, n.now.spent = entered, n.proxy.Now()-ago, &ledger.View{Epoch: 7}, ledger.Share{Rank: 1, Of: 3}
-		if err := n.restoreLevels(); err != nil {
-			t.Fatal(err)
-		}
-		ds := make([]limiter.Decision, 1)
-		n.limits.Peek(n.proxy.Now(), []limiter.Charge{{Key: limiter.Key{Limit: "minute"}, Limit: minute}}, ds)
-		return n, ds[0].Remaining, log.String()
-	}
-	if _, level, log := restored(1, 0); level != 1 || log != "" {
-		t.Errorf("a founder has %d: %s", level, log)
-	}
-	if _, level, _ := restored(4, int64(2*time.Minute)); level != 1 {
-		t.Errorf("who entered two minutes before the first policy has %d", level)
-	}
-	back, level, log := restored(4, 0)
-	if level != 0 || !strings.Contains(log, "no saved levels") {
-		t.Errorf("who entered has %d: %s", level, log)
-	}
-	if back.take(4) != 6 {
-		t.Error("an hour's limit is not full")
-	}
-	if err := back.saveLevels(); err != nil {
+	if err := os.WriteFile(path, []byte("before"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	saved, err := os.ReadFile(path)
-	if head := `"epoch":7,"rank":1,"of":3}` + "\n"; err != nil || !strings.Contains(string(saved), head) {
-		t.Errorf("saved: %q: %v", saved, err)
-	}
-	idle := unjoined(t, dir, io.Discard)
-	idle.now.entered = 4
-	if err := idle.saveLevels(); err != nil {
+	if err := unjoined(t, dir, io.Discard).saveLevels(); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := os.ReadFile(path); err != nil || string(text) != string(saved) {
-		t.Errorf("a node that decided nothing wrote: %q: %v", text, err)
-	}
-	again, level, log := restored(9, 0)
-	if files, err := filepath.Glob(path + "*"); err != nil || len(files) > 0 {
-		t.Errorf("%v is left: %v", files, err)
-	}
-	if level != 1 || again.take(0) != 6 || !strings.Contains(log, "buckets=1") || !strings.Contains(log, "saved_epoch=7") {
-		t.Errorf("restored %d and %d: %s", level, again.take(0), log)
-	}
-	// A second time, with a file that came from somewhere: no.
-	if err := os.WriteFile(path, saved, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	again.take(1)
-	if err := again.restoreLevels(); err != nil || again.take(0) != 5 {
-		t.Errorf("%v, %d left", err, again.take(0))
+	if text, err := os.ReadFile(path); err != nil || string(text) != "before" {
+		t.Errorf("it wrote %q: %v", text, err)
 	}
 }
 
@@ -250,9 +195,9 @@ func TestUnusableLevels(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.MkdirAll(filepath.Join(path+usedSuffix, "x"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	stuck := unjoined(t, dir, io.Discard)
-	if err := stuck.restoreLevels(); err == nil || !strings.Contains(err.Error(), "take the saved levels away") || stuck.now.levels {
-		t.Errorf("levels that stay: %v", err)
+	var stuck strings.Builder
+	if unjoined(t, dir, &stuck).loadLevels(); !strings.Contains(stuck.String(), "can't be taken away") {
+		t.Errorf("levels that stay: %s", stuck.String())
 	}
 	if err := os.RemoveAll(path + usedSuffix); err != nil {
 		t.Fatal(err)
@@ -266,9 +211,8 @@ func TestUnusableLevels(t *testing.T) {
 		}
 		var log strings.Builder
 		n := unjoined(t, dir, &log)
-		n.now.entered = 4
-		if err := n.restoreLevels(); err != nil || !strings.Contains(log.String(), "can't be used") || !n.now.levels || n.limits.Len() != 0 {
-			t.Errorf("%s: %v, log %s", name, err, log.String())
+		if n.loadLevels(); !strings.Contains(log.String(), "can't be used") || n.limits.Len() != 0 {
+			t.Errorf("%s: log %s", name, log.String())
 		}
 		moved, err := os.ReadFile(path + usedSuffix)
 		if _, gone := os.Stat(path); err != nil || string(moved) != text || !errors.Is(gone, fs.ErrNotExist) {

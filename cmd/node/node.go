@@ -3,8 +3,8 @@
 //
 // New checks everything that can be checked, opens the listeners and joins the cluster; Run
 // serves until its context ends and then drains: readiness goes first, the streams in flight
-// finish within DrainTimeout, every reservation is settled, the levels of the buckets are saved
-// (levels.go), and the node leaves its cluster.
+// finish within DrainTimeout, every reservation is settled, leases are returned, the node leaves
+// its cluster and hands over what it owned; what nobody took is saved (levels.go).
 //
 // What requests are decided by is compiled from what the cluster has agreed on (follow.go).
 // Until the node has a view and a policy the front door answers 503.
@@ -27,11 +27,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
 
 	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/cluster/pki"
 	"headgate/lease"
+	"headgate/limiter"
 	"headgate/proxy"
 	"headgate/proxy/admin"
 	"headgate/proxy/contentlog"
@@ -44,7 +46,8 @@ const (
 	sweepBudget = 1 << 17          // buckets looked at in one sweep
 	cutGrace    = 2 * time.Second  // after the drain, for the errors that end what is left
 	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
-	leaveGrace  = 10 * time.Second // after that, to leave the cluster and to write what is kept
+	giveGrace   = time.Second      // after that, to return leases
+	leaveGrace  = 10 * time.Second // in all, to leave the cluster, to hand over and to write what is kept
 )
 
 // Node is a running gateway.
@@ -53,7 +56,9 @@ type Node struct {
 	log      *slog.Logger
 	started  time.Time
 	registry *prometheus.Registry
-	limits   *lease.Local
+	self     uint64 // this process's incarnation
+	time     *cluster.Clock
+	limits   *lease.Manager
 	pool     *upstream.Pool
 	proxy    *proxy.Proxy
 	compiler compiler
@@ -65,13 +70,12 @@ type Node struct {
 	draining           atomic.Bool
 
 	cluster    *cluster.Cluster
-	truth      truth       // of the cluster
-	tls        *pki.Bundle // nil: the cluster speaks plainly
-	seedText   []byte      // for an empty ledger; nil: none
+	joined     atomic.Pointer[cluster.Cluster] // cluster, for those who may come before it is there
+	truth      truth                           // of the cluster
+	tls        *pki.Bundle                     // nil: the cluster speaks plainly
+	seedText   []byte                          // for an empty ledger; nil: none
 	seedSource string
 	alone      alone
-	entered    atomic.Bool   // this node may spend its share
-	outdatedAt atomic.Int64  // by cluster.Now; from then on not, as it is that of an earlier view; 0: never
 	changed    chan struct{} // what follow goes by may have changed
 
 	switching sync.Mutex
@@ -107,7 +111,7 @@ func New(ctx context.Context, cfg Config) (*Node, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the data folder: %w", err)
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger, tls: bundle, started: time.Now(), registry: prometheus.NewRegistry(), changed: make(chan struct{}, 1), inForce: make(chan struct{})}
+	n := &Node{cfg: cfg, log: cfg.Logger, tls: bundle, started: time.Now(), self: cluster.NewIncarnation(), time: cluster.NewClock(), registry: prometheus.NewRegistry(), changed: make(chan struct{}, 1), inForce: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
 		return nil, errors.Join(err, n.discard(ctx))
 	}
@@ -150,6 +154,57 @@ func (n *Node) discard(ctx context.Context) error {
 	return nil
 }
 
+// newLimits makes the leases. They are asked for nothing before the node has joined.
+func (n *Node) newLimits() (*lease.Manager, error) {
+	return lease.NewManager(lease.ManagerConfig{
+		Self: lease.Member{Name: n.cfg.NodeID, Incarnation: n.self}, Clock: n.clock, Rights: rights{n}, MaxBuckets: n.cfg.MaxBuckets,
+		Wait: cluster.TakeoverWait, Blocks: blocks{n},
+		Client: func(address string) (grpc.ClientConnInterface, error) { return n.cluster.Conn(address) },
+		Drop:   func(address string) { n.cluster.Reconnect(address) },
+		Logger: n.log, Registerer: n.registry,
+	})
+}
+
+// wallTrusted is how far this node's wall clock may be from the voters' median for it to open windows.
+const wallTrusted = 500 * time.Millisecond
+
+// clock is that of the leases. A wall clock that can't be trusted is none.
+func (n *Node) clock() lease.Instant {
+	now, wall := n.time.Read()
+	if c := n.joined.Load(); c != nil {
+		if off, known := c.WallOff(); known && off.Abs() > wallTrusted {
+			wall = 0
+		}
+	}
+	return lease.Instant{Now: now, Wall: wall}
+}
+
+// rights are what the fence lets this node grant: nothing before it has joined.
+type rights struct{ n *Node }
+
+// Left see lease.Rights.
+func (r rights) Left(now int64, partition uint32) int64 {
+	if c := r.n.joined.Load(); c != nil {
+		return c.Fence().Left(now, partition)
+	}
+	return 0
+}
+
+// Lease see lease.Rights.
+func (r rights) Lease(now int64) int64 {
+	if c := r.n.joined.Load(); c != nil {
+		return c.Fence().Lease(now)
+	}
+	return 0
+}
+
+// Started see lease.Rights.
+func (r rights) Started(now int64, epoch uint64, partition uint32) {
+	if c := r.n.joined.Load(); c != nil {
+		c.Fence().Started(now, epoch, partition)
+	}
+}
+
 // join makes this node part of its cluster.
 func (n *Node) join(ctx context.Context) error {
 	expect := n.cfg.BootstrapExpect
@@ -157,15 +212,16 @@ func (n *Node) join(ctx context.Context) error {
 		expect = 1 // a cluster of one
 	}
 	cc := cluster.Config{
-		Name: n.cfg.NodeID, ClusterName: n.cfg.ClusterName, Version: n.cfg.Version, DataDir: n.cfg.DataDir,
+		Name: n.cfg.NodeID, Incarnation: n.self, ClusterName: n.cfg.ClusterName, Version: n.cfg.Version, DataDir: n.cfg.DataDir,
 		Listen: n.cfg.ClusterListen, Advertise: n.cfg.ClusterAdvertise, Seeds: n.cfg.Join, BootstrapExpect: expect, TLS: n.tls,
-		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Logger: n.log, Registerer: n.registry,
+		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Services: n.limits.Register, Owing: n.limits.Owing, Logger: n.log, Registerer: n.registry,
 	}
 	c, err := cluster.Open(ctx, cc)
 	if err != nil {
 		return fmt.Errorf("join the cluster: %w", err)
 	}
 	n.cluster, n.truth = c, c.Ledger()
+	n.joined.Store(c)
 	return nil
 }
 
@@ -180,7 +236,7 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 // build makes the rooms.
 func (n *Node) build() error {
 	var err error
-	if n.limits, err = lease.NewLocal(lease.Config{MaxBuckets: n.cfg.MaxBuckets}); err != nil {
+	if n.limits, err = n.newLimits(); err != nil {
 		return &ConfigError{err}
 	}
 	if n.pool, err = upstream.NewPool(upstream.Config{Logger: n.log}); err != nil {
@@ -217,11 +273,30 @@ func (n *Node) build() error {
 	n.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headgate_buckets", Help: "Buckets held; at max_buckets callers without one are refused.",
 	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
+	var limits proxy.Limits = n.limits
+	if n.cfg.DecisionLog != "" {
+		if limits, err = openDecisions(n.cfg.DecisionLog, n.limits, n.clock, n.log); err != nil {
+			return &ConfigError{fmt.Errorf("decision_log: %w", err)}
+		}
+	}
 	n.proxy, err = proxy.New(proxy.Config{
-		NodeID: n.cfg.NodeID, Limits: shares{n.limits, func() bool { return !n.leased() }, func() int64 { return n.proxy.Now() }}, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Degraded: n.whyDegraded, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
+		NodeID: n.cfg.NodeID, Limits: limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
+}
+
+// degraded says why limits are decided without their owners, "" where they are not.
+func (n *Node) degraded() string {
+	if c := n.joined.Load(); c == nil || !c.Leased() {
+		return "this node is cut off from the cluster"
+	}
+	return n.limits.Degraded()
+}
+
+func (n *Node) where(c *limiter.Charge) proxy.Whereabouts {
+	owner, held, away := n.limits.Where(c)
+	return proxy.Whereabouts{Owner: owner, Held: held, Away: away}
 }
 
 // contentDir is the folder of the content log inside the data folder.
@@ -290,6 +365,7 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { return n.admin.Serve(n.adminLis) })
 	start(func() error { n.sweep(work); return nil })
 	start(func() error { return n.cluster.Run(work) })
+	start(func() error { n.limits.Run(work); return nil })
 	start(func() error { n.follow(work); return nil })
 	start(func() error { n.seed(work); return nil })
 	start(func() error { n.report(work); return nil })
@@ -320,10 +396,24 @@ func (n *Node) drain() error {
 	settle, cancel := context.WithTimeout(context.Background(), settleGrace)
 	defer cancel()
 	err = errors.Join(err, n.proxy.Wait(settle))
-	err = errors.Join(err, n.saveLevels()) // also if some did not settle: what they reserved is spent then
 	leave, cancel := context.WithTimeout(context.Background(), leaveGrace)
 	defer cancel()
+	err = errors.Join(err, n.leave(leave)) // also if some did not settle: what they reserved is spent then
 	return errors.Join(err, n.cluster.Close(leave), n.content.Close(leave), n.end(leave, n.admin))
+}
+
+// leave gives back what this node holds and hands over what it owns; what nobody takes is saved.
+func (n *Node) leave(ctx context.Context) error {
+	give, cancel := context.WithTimeout(ctx, giveGrace)
+	defer cancel()
+	if err := n.limits.Drain(give); err != nil {
+		n.log.Warn("not all leases were returned: what is left of them counts as spent", "error", err)
+	}
+	n.cluster.Leave(ctx)
+	if err := n.limits.HandOver(ctx); err != nil {
+		n.log.Warn("not all buckets were handed over: their next owner starts them empty", "error", err)
+	}
+	return n.saveLevels()
 }
 
 // end stops a server. What it has still to do when ctx ends is cut, which is no failure.
@@ -345,7 +435,7 @@ func (n *Node) sweep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			n.limits.Sweep(n.proxy.Now(), sweepBudget)
+			n.limits.Sweep(sweepBudget)
 		}
 	}
 }

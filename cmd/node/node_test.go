@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"headgate/cluster"
 	"headgate/cluster/ledger"
 )
 
@@ -62,7 +63,7 @@ func TestRampStepsComeAtTheirTime(t *testing.T) {
 		truth.facts.Store(&ledger.Facts{})
 		n := &Node{
 			cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), truth: &truth,
-			changed: make(chan struct{}, 1), inForce: make(chan struct{}), devKey: "ramp-test-key-0123",
+			changed: make(chan struct{}, 1), inForce: make(chan struct{}), self: 1, time: cluster.NewClock(), devKey: "ramp-test-key-0123",
 		}
 		n.cfg.Dev, n.cfg.DataDir = true, dir
 		n.now.share = &ledger.Share{Of: 1}

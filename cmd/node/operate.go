@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -12,6 +13,7 @@ import (
 
 	"headgate/cluster/ledger"
 	"headgate/cluster/ledger/ledgerpb"
+	"headgate/lease"
 	"headgate/limiter"
 	"headgate/proxy"
 	"headgate/proxy/admin"
@@ -22,7 +24,7 @@ import (
 func (n *Node) adminConfig() admin.Config {
 	return admin.Config{
 		Token: n.cfg.AdminToken, Authorize: n.authorize, Gatherer: n.registry, Ready: n.ready, Status: n.status,
-		Tenants: n.tenants, Levels: n.levels, Explain: n.explain,
+		Tenants: n.tenants, Levels: n.Levels, Explain: n.explain,
 		PolicyText: n.policyText, PolicyRevisions: n.policyRevisions, ApplyPolicy: n.applyPolicy, RollBack: n.rollBack,
 		ListKeys: n.listKeys, CreateKey: n.createKey, RotateKey: n.rotateKey, RevokeKey: n.revokeKey,
 		Kills: n.kills, SetKill: n.setKill, Ladder: n.ladder, SetRung: n.setRung,
@@ -127,8 +129,8 @@ func (n *Node) status() admin.Status {
 			s.Cluster.Members = append(s.Cluster.Members, m.Name)
 		}
 	}
-	if now.index != nil && !n.leased() {
-		s.Degraded = "cut off from the cluster: limits follow their unavailable mode"
+	if now.index != nil {
+		s.Degraded = n.degraded()
 	}
 	if err := n.ready(); err != nil {
 		s.Ready, s.NotReady = false, err.Error()
@@ -158,42 +160,61 @@ func (n *Node) tenants() []admin.Tenant {
 	return out
 }
 
-// Levels are a tenant's buckets under the policy in force; nil for a tenant that does not
-// exist. A bucket takes a changed limit over when it is used next: it is shown as it will
-// be then.
-func (n *Node) Levels(tenant string) []admin.Level {
+// Levels are a tenant's buckets under the policy in force, as their owner and those it lent to say.
+func (n *Node) Levels(ctx context.Context, tenant string) ([]admin.Level, error) {
 	s := n.current()
 	if s.index == nil {
-		return nil
+		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
 	}
 	c, ok := s.index.Tenant(tenant)
 	if !ok {
-		return nil
+		return nil, admin.Errorf(admin.NotFound, "there is no such tenant; GET /admin/v1/tenants lists them")
 	}
 	limits := make(map[string]ledger.ResolvedLimit, len(c.Limits))
 	for _, l := range c.Limits {
 		limits[l.Bucket] = l
 	}
-	now := n.proxy.Now()
-	out := []admin.Level{}
-	for _, l := range n.limits.Levels(now, tenant) {
-		rule, ok := limits[l.Key.Limit]
-		if !ok {
-			continue // its plan has it no more
-		}
-		var d [1]limiter.Decision
-		n.limits.Peek(now, []limiter.Charge{{Key: l.Key, Limit: rule.Spec}}, d[:])
-		a := admin.Level{
-			Limit: rule.Name, Scope: rule.Scope, Unit: rule.Unit, Subject: l.Key.Subject,
-			Level: d[0].Remaining, Capacity: rule.Spec.Capacity(), ResetMS: d[0].Reset.Milliseconds(),
-		}
-		if d[0].Reset == limiter.Never {
-			a.ResetMS = -1
-		}
-		out = append(out, a)
+	away := ""
+	buckets, err := n.limits.Levels(ctx, tenant)
+	if err != nil {
+		away = err.Error()
 	}
-	return out
+	out := []admin.Level{}
+	for i := range buckets {
+		if rule, ok := limits[buckets[i].Key.Limit]; ok { // else its plan has it no more
+			out = append(out, level(&buckets[i], &rule, away))
+		}
+	}
+	return out, nil
 }
+
+// level words one bucket for people.
+func level(b *lease.Bucketful, rule *ledger.ResolvedLimit, away string) admin.Level {
+	a := admin.Level{
+		Limit: rule.Name, Scope: rule.Scope, Unit: rule.Unit, Subject: b.Key.Subject, Level: b.Level, Capacity: rule.Whole.Capacity(),
+		ResetMS: -1, Owner: b.Owner, Away: away, Unavailable: cmp.Or(rule.Unavailable, proxy.Local.String()),
+		Lendable: b.Level, Debt: max(-b.Level, 0), Outstanding: b.Outstanding, LentRate: lentRate(b.Lent), Holders: []admin.Holding{},
+	}
+	if b.Reset != limiter.Never {
+		a.ResetMS = b.Reset.Milliseconds()
+	}
+	for _, h := range b.Holders {
+		held := admin.Holding{Node: h.Node, Outstanding: h.Outstanding, InUse: h.InUse}
+		if h.InHand >= 0 {
+			held.InHand = &h.InHand
+			a.Level += h.InHand
+		}
+		if h.Lent >= 0 {
+			lent := lentRate(h.Lent)
+			held.LentRate = &lent
+		}
+		a.Holders = append(a.Holders, held)
+	}
+	return a
+}
+
+// lentRate is a part of a rate, 0 to 1.
+func lentRate(share int64) float64 { return float64(share) / lease.ShareOne }
 
 // explain asks for a key of the tenant, or for the one named.
 func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error) {

@@ -120,7 +120,11 @@ func TestSoak(t *testing.T) {
 	if kinds["settled"] == 0 || kinds["reserved"]-kinds["refunded"]+kinds["debt"] != kinds["settled"] {
 		t.Errorf("reserved - refunded + debt is not settled: %v", kinds)
 	}
-	for _, l := range n.Levels("dev") {
+	levels, err := n.Levels(t.Context(), "dev")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range levels {
 		if l.Unit == "concurrency" && l.Level != l.Capacity {
 			t.Errorf("%s: %d of %d slots are back", l.Limit, l.Level, l.Capacity)
 		}

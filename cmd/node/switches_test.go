@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/cluster/ledger/ledgerpb"
 	"headgate/proxy/admin"
@@ -39,7 +40,7 @@ func unclustered(t *testing.T, facts *ledger.Facts) (n *Node, truth *overtaken) 
 	truth.facts.Store(facts)
 	n = &Node{
 		cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), truth: truth,
-		changed: make(chan struct{}, 1), inForce: make(chan struct{}), devKey: "node-test-key-0123",
+		changed: make(chan struct{}, 1), inForce: make(chan struct{}), self: 1, time: cluster.NewClock(), devKey: "node-test-key-0123",
 	}
 	n.cfg.Dev, n.cfg.DataDir = true, t.TempDir()
 	n.now.share = &ledger.Share{Of: 1}
@@ -54,7 +55,6 @@ func unclustered(t *testing.T, facts *ledger.Facts) (n *Node, truth *overtaken) 
 	})
 	n.factsChanged(facts)
 	n.compile(facts, time.Now())
-	n.entered.Store(false) // it goes on without a lease
 	return n, truth
 }
 
