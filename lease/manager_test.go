@@ -1077,3 +1077,182 @@ func trouble(t *testing.T, rng *rand.Rand) {
 		}
 	}
 }
+
+// TestManagerPeeks: what would happen is told, and does not.
+func TestManagerPeeks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 1, 1, 1)
+		for _, n := range w.nodes {
+			cs := []limiter.Charge{chargeOn("0acme", slow(), 5), chargeOn("0acme", slow(), 60)}
+			cs[1].Key.Limit = "other"
+			ds := make([]limiter.Decision, 2)
+			for range 30 {
+				if got := n.Peek(t.Context(), cs[:1], ds); got != -1 || ds[0].Remaining != 45 {
+					t.Fatalf("%s: %d, %+v", n.self.Name, got, ds[0])
+				}
+			}
+			if got := n.Peek(t.Context(), cs, ds); got != 1 || ds[1].RetryAfter != limiter.Never {
+				t.Errorf("%s: more than the burst: %d, %+v", n.self.Name, got, ds[1])
+			}
+			if cs[0].Held != nil {
+				t.Errorf("%s: a peek holds %v", n.self.Name, cs[0].Held)
+			}
+		}
+		w.net.Cut("n1", "n2")
+		cs, ds := []limiter.Charge{chargeOn("0acme", slow(), 5)}, make([]limiter.Decision, 1)
+		if got := w.nodes[1].Peek(t.Context(), cs, ds); got != 0 || ds[0].By != limiter.ByDeny {
+			t.Errorf("behind a cut: %d, %+v", got, ds[0])
+		}
+	})
+}
+
+// TestManagerWhere names the owner, what is held here, and why the owner is out of reach.
+func TestManagerWhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		c := chargeOn("0acme", slow(), 1)
+		n := w.nodes[1]
+		if _, _, away := n.Where(&c); away == "" {
+			t.Error("before the first view nothing is out of reach")
+		}
+		w.step(w.nodes, 0, 1, -1, 1)
+		for range 5 {
+			n.take(c)
+			time.Sleep(300 * time.Millisecond)
+		}
+		if owner, held, away := n.Where(&c); owner != "n1" || held < 0 || away != "" {
+			t.Errorf("owner %q, held %d, away %q", owner, held, away)
+		}
+		orphan := chargeOn("2acme", slow(), 1)
+		if owner, _, away := n.Where(&orphan); owner != "" || away == "" {
+			t.Errorf("of nobody: owner %q, away %q", owner, away)
+		}
+		if ok, d := n.take(orphan); ok || d.By != limiter.ByDeny {
+			t.Errorf("of nobody: %v by %v", ok, d.By)
+		}
+		w.net.Cut("n1", "n2")
+		time.Sleep(2 * time.Second)
+		n.take(c)
+		if _, held, away := n.Where(&c); held != 0 || !strings.Contains(away, "n1") {
+			t.Errorf("behind a cut: held %d, away %q", held, away)
+		}
+	})
+}
+
+// TestManagerSettlesBoth: one request may have charges on leases and on private buckets.
+func TestManagerSettlesBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 1, 1, 1)
+		w.net.Cut("n1", "n2")
+		n := w.nodes[1]
+		far, near := chargeOn("0acme", slow(), 2), chargeOn("1acme", slow(), 10)
+		far.Apart, far.Private = limiter.ByPrivate, bucketOf(10, time.Second, 10)
+		n.take(far)
+		time.Sleep(2 * time.Second)
+		cs, ds := []limiter.Charge{far, near}, make([]limiter.Decision, 2)
+		if got := n.Take(t.Context(), cs, ds); got != -1 || ds[0].By != limiter.ByPrivate {
+			t.Fatalf("%d, %+v", got, ds)
+		}
+		n.Settle(cs, []int64{0, 4}, ds)
+		if ds[0].Remaining != 10 || cs[0].Held != nil || cs[1].Held != nil {
+			t.Errorf("settled: %+v, %+v", ds, cs)
+		}
+		n.Settle(cs, []int64{0, 0}, ds) // a second time changes nothing
+		rest := 0
+		for range 60 {
+			if ok, _ := n.take(chargeOn("1acme", slow(), 1)); ok {
+				rest++
+			}
+		}
+		if rest != 46 {
+			t.Errorf("%d of 50 are left after 4, want 46", rest)
+		}
+	})
+}
+
+// TestManagerRefusesTornHandOffs: only what is whole, for this process and of a view that it knows.
+func TestManagerRefusesTornHandOffs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 1, 1, 1)
+		cc, err := w.nodes[1].client(w.nodes[0].self.Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := func(to, epoch uint64) *leasepb.HandOffHead {
+			return &leasepb.HandOffHead{From: 2, To: to, Epoch: epoch, Partition: 0, Floor: -1}
+		}
+		bucket := &leasepb.HandedBucket{Bucket: &leasepb.Bucket{Tenant: []byte("0acme")}, Limit: &leasepb.Limit{Count: 1, Per: 1, Burst: 1}}
+		for name, c := range map[string]struct {
+			parts []*leasepb.HandOffPart
+			want  codes.Code
+			later bool
+		}{
+			"no head":        {[]*leasepb.HandOffPart{{End: true}}, codes.InvalidArgument, false},
+			"another number": {[]*leasepb.HandOffPart{{Head: head(1, 1)}, {End: true, Count: 1}}, codes.InvalidArgument, false},
+			"a bad bucket":   {[]*leasepb.HandOffPart{{Head: head(1, 1), Buckets: []*leasepb.HandedBucket{{}}, End: true, Count: 1}}, codes.InvalidArgument, false},
+			"another node":   {[]*leasepb.HandOffPart{{Head: head(2, 1), End: true}}, codes.FailedPrecondition, false},
+			"a later view":   {[]*leasepb.HandOffPart{{Head: head(1, 9), Buckets: []*leasepb.HandedBucket{bucket}, End: true, Count: 1}}, codes.OK, true},
+			"too late":       {[]*leasepb.HandOffPart{{Head: head(1, 1), End: true}}, codes.OK, false},
+		} {
+			s, err := leasepb.NewLeaseClient(cc).HandOff(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range c.parts {
+				_ = s.Send(p) // CloseAndRecv says what came of it
+			}
+			r, err := s.CloseAndRecv()
+			if status.Code(err) != c.want || r.GetLater() != c.later || r.GetAccepted() {
+				t.Errorf("%s: %v, %v", name, r, err)
+			}
+		}
+	})
+}
+
+// TestManagerNamesDebtors: a member that does not answer the roll call of slots is named after 3 s.
+func TestManagerNamesDebtors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		w.step(w.nodes, 0, 1, 2, 0)
+		w.net.Cut("n2", "n3")
+		w.step(w.nodes, 1, 1, 2, 0)
+		time.Sleep(4 * time.Second)
+		if got := w.nodes[1].Owing(); !slices.Equal(got, []uint64{3}) {
+			t.Errorf("owing are %v, want 3", got)
+		}
+		w.net.Heal()
+		time.Sleep(2 * time.Second)
+		if got := w.nodes[1].Owing(); len(got) > 0 {
+			t.Errorf("after the cut %v still owe", got)
+		}
+	})
+}
+
+// TestManagerSweeps: what is full and lent to nobody is forgotten, nothing else.
+func TestManagerSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.step(w.nodes, 0, 0, 0, 0)
+		n := w.nodes[0]
+		for i := range 500 {
+			cs, ds := []limiter.Charge{chargeOn("0acme", slow(), 1)}, make([]limiter.Decision, 1)
+			cs[0].Key.Subject = fmt.Sprint(i)
+			n.Take(t.Context(), cs, ds)
+			n.Settle(cs, []int64{1}, ds)
+		}
+		n.Sweep(10_000)
+		if got := n.Len(); got != 500 {
+			t.Errorf("%d of 500 buckets are left that are not full", got)
+		}
+		for range 90 { // leases run down with their use
+			time.Sleep(time.Second)
+			n.Sweep(10_000)
+		}
+		if got := n.Len(); got != 0 {
+			t.Errorf("%d full buckets are left", got)
+		}
+	})
+}
