@@ -110,8 +110,9 @@ type flight struct {
 
 // flown is what a request said of a series.
 type flown struct {
-	series *tab
-	totals totals
+	series     *tab
+	mark, debt int64
+	closed     bool
 }
 
 // NewHolder returns a holder of nothing, before its first view.
@@ -193,7 +194,7 @@ func (h *Holder) make(b *Bucket, needed bool) *purse {
 	t, l := len(b.Key.Tenant), len(b.Key.Limit)
 	text := strings.Join([]string{b.Key.Tenant, b.Key.Limit, b.Key.Subject}, "")
 	made := &purse{key: limiter.Key{Tenant: text[:t], Limit: text[t : t+l], Subject: text[t+l:]}, hash: hash, part: b.Partition}
-	made.place = len(h.buckets)
+	made.place = int32(len(h.buckets))
 	h.buckets = append(h.buckets, made)
 	if y := x.add(made); y != x {
 		h.table.Store(y)
@@ -228,7 +229,7 @@ func (h *Holder) sweep(now int64, budget int) {
 			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
 				h.kill(s, now, true)
 			}
-			if s.totals() != s.settled {
+			if s.totals().mark() != s.settled {
 				h.enqueue(s)
 			}
 		}
@@ -441,7 +442,7 @@ func (h *Holder) Stats() HolderStats {
 			if s.live() {
 				st.Leases++
 			}
-			if s.totals() != s.settled {
+			if s.totals().mark() != s.settled {
 				st.Unacknowledged++
 			}
 		}

@@ -197,9 +197,9 @@ type cell struct {
 	terms *terms
 
 	series  *tab
-	owner   uint64 // who is to hear when it is low
 	session *session
-	pace    pace
+	m       uint64 // pace, in parts that leave no gap
+	e       int16
 	kind    kind
 	share   uint32
 	depth   int64 // units; of slots, how many may be kept, in use or not
@@ -209,10 +209,13 @@ type cell struct {
 	level         int64 // left with the owner, when it last said so
 }
 
+// pace is that of a rate.
+func (c *cell) pace() pace { return pace{c.m, c.e} }
+
 // copy is a cell with the same lease and no word.
 func (c *cell) copy() *cell {
 	n := &cell{
-		terms: c.terms, series: c.series, owner: c.owner, session: c.session, pace: c.pace, kind: c.kind, share: c.share,
+		terms: c.terms, series: c.series, session: c.session, m: c.m, e: c.e, kind: c.kind, share: c.share,
 		depth: c.depth, deep: c.deep, opens: c.opens, closes: c.closes, level: c.level,
 	}
 	n.seen.Store(c.seen.Load())
@@ -265,7 +268,7 @@ func (c *cell) take(now, cost int64) (left int64, v verdict) {
 	}
 	need := cost
 	if c.kind == kindRate {
-		need = c.pace.up(cost)
+		need = c.pace().up(cost)
 	}
 	for {
 		w := c.word.Load()
@@ -304,7 +307,7 @@ func (c *cell) takeUpTo(now, cost int64) (taken int64, v verdict) {
 		}
 		next := w - taken
 		if c.kind == kindRate {
-			next = max(w, now) + c.pace.up(taken)
+			next = max(w, now) + c.pace().up(taken)
 			if next-now > c.deep { // the level was rounded down, so this is a matter of 1 ns
 				return 0, short
 			}
@@ -339,13 +342,13 @@ func (c *cell) refill(now, units int64, deep bool) (rest int64, v verdict) {
 		next := w
 		switch c.kind {
 		case kindRate:
-			room, x := max(w-now, 0), c.pace.down(units)
+			room, x := max(w-now, 0), c.pace().down(units)
 			back := min(x, room)
 			if deep {
 				back = x
 			}
 			next = w - back
-			rest = c.pace.units(x-back, units)
+			rest = c.pace().units(x-back, units)
 		case kindBlock:
 			back := min(units, c.depth-w)
 			if deep {
@@ -364,7 +367,7 @@ func (c *cell) refill(now, units int64, deep bool) (rest int64, v verdict) {
 
 // undo takes back what take took of this very cell, of a rate: to the nanosecond.
 func (c *cell) undo(cost int64) verdict {
-	need := c.pace.up(cost)
+	need := c.pace().up(cost)
 	for {
 		w := c.word.Load()
 		if w == sealed {
@@ -382,7 +385,7 @@ func (c *cell) wait(now, cost int64) time.Duration {
 	if c.kind != kindRate || w == sealed || cost > c.depth {
 		return limiter.Never
 	}
-	return time.Duration(max(1, max(w-now, 0)+c.pace.up(cost)-c.deep))
+	return time.Duration(max(1, max(w-now, 0)+c.pace().up(cost)-c.deep))
 }
 
 // inWord is the level that a word stands for, in the word's unit, at most the depth.
@@ -403,7 +406,7 @@ func (c *cell) holds(w, now int64) int64 {
 	}
 	n := c.inWord(w, now)
 	if c.kind == kindRate {
-		return c.pace.units(n, c.depth)
+		return c.pace().units(n, c.depth)
 	}
 	return n
 }
@@ -411,7 +414,7 @@ func (c *cell) holds(w, now int64) int64 {
 // inUnits is a level in the word's unit as whole units.
 func (c *cell) inUnits(left int64) int64 {
 	if c.kind == kindRate {
-		return c.pace.units(max(left, 0), c.depth)
+		return c.pace().units(max(left, 0), c.depth)
 	}
 	return max(left, 0)
 }

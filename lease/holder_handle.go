@@ -127,7 +127,7 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 		}
 		for _, g := range r.Forgotten {
 			if g.Granter == s.granter && g.Number == s.number {
-				h.stats.lostDebt.Add(uint64(max(0, s.debt.Load()-s.settled.debt)))
+				h.stats.lostDebt.Add(uint64(max(0, s.debt.Load()-s.owed)))
 				h.forget(s, now)
 				break
 			}
@@ -135,9 +135,11 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 		if s.gone {
 			continue
 		}
-		s.settled = s.settled.with(it.totals)
+		if it.mark > s.settled {
+			s.settled, s.owed, s.closed = it.mark, it.debt, it.closed
+		}
 		// An owner that still lends in it is to hear once more.
-		if s.settled.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter == r.Owner }) {
+		if s.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter == r.Owner }) {
 			h.forget(s, now)
 		}
 	}
@@ -234,7 +236,7 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant) bool {
 	s.lent, s.slots, s.window = true, slots, l.Window
 	if l.Number < s.ack || l.Number == s.ack && l.Granted <= s.granted {
 		h.enqueue(s) // it is said again because the owner does not know that it came
-		s.settled.ack = 0
+		s.settled = -1
 		return true
 	}
 	h.replace(p, s, l, at)
@@ -334,7 +336,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 // cellOf makes the cell of a lease.
 func (h *Holder) cellOf(p *lender, s *tab, l *Lease) *cell {
 	c := &cell{
-		terms: h.share(&l.Limit), series: s, owner: p.id, session: p.session, kind: kindBlock,
+		terms: h.share(&l.Limit), series: s, session: p.session, kind: kindBlock,
 		share: l.Share, depth: l.Depth, deep: l.Depth, level: l.Level,
 	}
 	switch l.Limit.Algorithm {
@@ -348,7 +350,7 @@ func (h *Holder) cellOf(p *lender, s *tab, l *Lease) *cell {
 			break
 		}
 		if x := newPace(l.Limit.Rate, l.Share); x.down(l.Depth) <= maxFill {
-			c.kind, c.pace, c.deep = kindRate, x, x.down(l.Depth)
+			c.kind, c.m, c.e, c.deep = kindRate, x.m, x.e, x.down(l.Depth)
 		}
 	}
 	c.low.Store(math.MinInt64)
@@ -364,10 +366,10 @@ func (h *Holder) fill(s *tab, old, c *cell, fresh, now int64) {
 		case old.kind == kindRate && c.kind == kindRate:
 			// Not by way of whole units: a little would be lost each time.
 			was := old.inWord(w, now)
-			level = old.pace.carry(was, c.pace, c.deep)
+			level = old.pace().carry(was, c.pace(), c.deep)
 			// Less the roundings, of which there may be many units in a nanosecond.
-			if rest := was - c.pace.carry(level, old.pace, was) - 2; level == c.deep && rest > 0 {
-				over = old.pace.units(rest, old.depth)
+			if rest := was - c.pace().carry(level, old.pace(), was) - 2; level == c.deep && rest > 0 {
+				over = old.pace().units(rest, old.depth)
 			}
 		case c.kind == kindRate:
 			fresh += old.holds(w, now)
@@ -377,8 +379,8 @@ func (h *Holder) fill(s *tab, old, c *cell, fresh, now int64) {
 	}
 	if c.kind == kindRate {
 		room := c.deep - level
-		if put := c.pace.down(fresh); put > room {
-			over += c.pace.units(put-room, fresh)
+		if put := c.pace().down(fresh); put > room {
+			over += c.pace().units(put-room, fresh)
 			level = c.deep
 		} else {
 			level += put

@@ -23,7 +23,7 @@ type purse struct {
 
 	// What follows is under Holder.mu.
 	part    uint32
-	place   int   // in Holder.buckets
+	place   int32 // in Holder.buckets
 	pending int32 // asks on their way to the owner
 	askedAt int64 // when the last of them left
 	series  *tab  // the newest first

@@ -11,6 +11,8 @@ const (
 	lookEvery = 10 * time.Millisecond
 	// againAfter is how long an answer may take before what the request said is said again, at least.
 	againAfter = 100 * time.Millisecond
+	// hintEvery is how often a lease is reported that is in use, at most: with each keep-alive.
+	hintEvery = KeepEvery * 4 / 5
 	// tellEvery is how often a lease is reported of which nothing changed.
 	tellEvery = time.Second
 	// maxLooked bounds the series that one request looks at, and maxLookedAsking one that carries asks,
@@ -202,10 +204,16 @@ func (w *writer) visit(s *tab) bool {
 		}
 	}
 	t := s.totals()
-	settled := t == s.settled
-	waits := !settled && t == s.sent && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
-	changed := live && (b.demand.news() || b.asked.Load() != b.demand.word)
-	if !settled && !waits || changed && now-s.sentAt >= int64(lookEvery) || live && now-s.sentAt >= int64(tellEvery) {
+	settled := t.mark() == s.settled
+	waits := t.mark() == s.said && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
+	hint := int64(tellEvery)
+	switch woken := b.wokenAt.Load(); {
+	case woken > s.sentAt:
+		hint = 0
+	case b.demand.news() || b.asked.Load() != b.demand.word:
+		hint = int64(hintEvery)
+	}
+	if !settled && !waits || live && now-s.sentAt >= hint {
 		w.report(s)
 	}
 	return live || !settled
@@ -218,7 +226,7 @@ func (w *writer) waitsForRoll(s *tab) bool {
 
 // report says where a series stands, once a request.
 func (w *writer) report(s *tab) {
-	if s.sentIn == w.r.Seq || len(w.r.Reports) >= maxSaid || w.waitsForRoll(s) {
+	if s.sentIn == uint32(w.r.Seq) || len(w.r.Reports) >= maxSaid || w.waitsForRoll(s) {
 		return
 	}
 	b, t := s.bucket, s.totals()
@@ -231,9 +239,9 @@ func (w *writer) report(s *tab) {
 		r.Level = c.holds(c.word.Load(), w.at.Now)
 	}
 	b.demand.told = b.demand.units
-	s.sent, s.sentIn, s.sentAt = t, w.r.Seq, w.at.Now
+	s.said, s.sentIn, s.sentAt = t.mark(), uint32(w.r.Seq), w.at.Now
 	w.r.Reports = append(w.r.Reports, r)
-	w.items = append(w.items, flown{s, t})
+	w.items = append(w.items, flown{s, t.mark(), t.debt, t.closed})
 	w.h.enqueue(s)
 }
 
@@ -251,7 +259,7 @@ func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64, came bool) {
 	}
 	low := min(b.demand.low(rate, rtt), c.depth)
 	if c.kind == kindRate {
-		low = min(c.pace.up(low), c.deep)
+		low = min(c.pace().up(low), c.deep)
 	}
 	c.low.Store(low)
 }
@@ -326,7 +334,7 @@ func (h *Holder) decidedOn(c *limiter.Charge) {
 	}
 	if b.pending = max(0, b.pending-1); b.pending == 0 {
 		for s := b.series; s != nil; s = s.next {
-			if s.dead && s.totals() != s.settled {
+			if s.dead && s.totals().mark() != s.settled {
 				h.enqueue(s)
 			}
 		}

@@ -15,16 +15,17 @@ type totals struct {
 	idle, closed             bool
 }
 
-// with is the larger of each.
-func (t totals) with(o totals) totals {
-	return totals{
-		ack:      max(t.ack, o.ack),
-		returned: max(t.returned, o.returned),
-		refunded: max(t.refunded, o.refunded),
-		debt:     max(t.debt, o.debt),
-		idle:     t.idle || o.idle,
-		closed:   t.closed || o.closed,
+// mark stands for totals. As none of them ever shrinks, a larger mark is of later totals, and equal marks
+// are of equal ones. Of a series that nothing is to be said of it is 0.
+func (t totals) mark() int64 {
+	m := int64(t.ack) + t.returned + t.refunded + t.debt
+	if t.idle {
+		m++
 	}
+	if t.closed {
+		m++
+	}
+	return m
 }
 
 // tab is one that an owner opened for this holder: what a reservation is settled into, and whose
@@ -36,29 +37,34 @@ type tab struct {
 	// moved: its slots in use are counted there since a roll.
 	moved atomic.Pointer[tab]
 	open  atomic.Int64 // reservations that are not settled, save for slots
-	noted atomic.Bool  // it is in Holder.news: something happened since it was last looked at
 
 	returned, refunded, debt atomic.Int64
 
+	noted atomic.Bool // it is in Holder.news: something happened since it was last looked at
+
 	// What follows is under Holder.mu.
-	next          *tab // in purse.series
-	granter       uint64
-	number        uint64 // 0: of rolled slots that the owner has not numbered yet
-	session       *session
-	granted       int64
-	ack           uint64
-	window        int64
-	lent          bool // it had a lease, so slots and window are set
-	slots         bool
-	dead          bool   // its lease will not be spent again
-	gone          bool   // forgotten: what is settled into it is lost
-	detached      bool   // its partition went to another owner
-	lost          bool   // it was forgotten once: what it had been granted is not known
-	queued        bool   // in lender.queue
-	after         uint64 // nothing is said of it before the roll of this epoch was taken
-	sentIn        uint64 // Seq of the newest request that said sent
-	sentAt        int64
-	sent, settled totals // as last reported; as acknowledged
+	next    *tab // in purse.series
+	granter uint64
+	number  uint64 // 0: of rolled slots that the owner has not numbered yet
+	session *session
+	granted int64
+	ack     uint64
+	window  int64
+	after   uint64 // nothing is said of it before the roll of this epoch was taken
+	sentAt  int64  // when it was reported last
+	said    int64  // the mark of that
+	settled int64  // of what is acknowledged
+	owed    int64  // the debt that is acknowledged
+	sentIn  uint32 // the lower half of the Seq of the request that reported it last
+	lent    bool   // it had a lease, so slots and window are set
+	slots   bool
+	dead    bool // its lease will not be spent again
+	closed  bool // as acknowledged
+	gone    bool // forgotten: what is settled into it is lost
+	lost    bool // it was forgotten once: what it had been granted is not known
+	queued  bool // in lender.queue
+
+	detached bool // its partition went to another owner
 }
 
 // direct is a reservation that the owner decided.
@@ -110,8 +116,8 @@ type demand struct {
 	word            uint64 // purse.asked when last looked at
 	at              int64  // when that was; 0: never
 	usedAt          int64  // when something was last found to have been asked
-	units, requests float64
-	told            float64 // units as last reported
+	units, requests float32
+	told            float32 // units as last reported
 }
 
 const (
@@ -135,32 +141,32 @@ func (d *demand) look(b *purse, now int64) {
 	units, n := float64(diff>>askedBits), float64(diff&(1<<askedBits-1))
 	d.word, d.at = word, now
 	part := 1 - math.Exp(-span/demandOver)
-	d.units += part * (units*1e9/span - d.units)
-	d.requests += part * (n*1e9/span - d.requests)
+	d.units += float32(part * (units*1e9/span - float64(d.units)))
+	d.requests += float32(part * (n*1e9/span - float64(d.requests)))
 	if n > 0 {
 		d.usedAt = now
 	}
 }
 
 // per1024 is the demand as a Report has it.
-func (d *demand) per1024() int64 { return int64(min(d.units*1024, 1<<60)) }
+func (d *demand) per1024() int64 { return int64(min(float64(d.units)*1024, 1<<60)) }
 
 // cost is that of a typical request, at least 1.
 func (d *demand) cost() int64 {
 	if d.requests <= 0 {
 		return 1
 	}
-	return max(1, int64(min(d.units/d.requests+0.5, limiter.MaxUnits)))
+	return max(1, int64(min(float64(d.units)/float64(d.requests)+0.5, limiter.MaxUnits)))
 }
 
 // news says whether the demand differs from what was reported.
-func (d *demand) news() bool { return math.Abs(d.units-d.told) > d.told/16+1e-3 }
+func (d *demand) news() bool { return max(d.units-d.told, d.told-d.units) > d.told/16+1e-3 }
 
 // low is below which level the owner is to hear of a lease with a share of the rate: what is asked
 // beyond that share while a request goes and comes and three deviations of it, at least one request.
 func (d *demand) low(rate float64, rtt int64) int64 {
-	t, cost := float64(rtt)/1e9, float64(d.cost())
-	return int64(min(max(cost, max(0, d.units-rate)*t+3*math.Sqrt(d.units*t*2*cost)), 1<<60))
+	t, cost, units := float64(rtt)/1e9, float64(d.cost()), float64(d.units)
+	return int64(min(max(cost, max(0, units-rate)*t+3*math.Sqrt(units*t*2*cost)), 1<<60))
 }
 
 // refusal is a refusal lease. It never changes.

@@ -137,7 +137,7 @@ func (h *Holder) move(b *purse, now int64, roll *Roll) {
 		if s.detached && c != nil && owner != nil {
 			owner.detached = append(owner.detached, s)
 		}
-		s.settled, s.sentIn, s.sentAt = totals{}, 0, 0
+		s.settled, s.said = 0, 0
 		h.enqueue(s)
 	}
 	h.recountSlots(b, roll)
@@ -162,7 +162,7 @@ func (h *Holder) rollAgain(p *lender, wanted uint64) {
 // unlease takes a bucket's lease from it.
 func (h *Holder) unlease(b *purse, c *cell) {
 	b.lease.Store(nil)
-	if p := h.peer(c.owner); p != nil && !c.series.detached {
+	if p := h.peer(c.series.granter); p != nil && !c.series.detached {
 		p.leases--
 	}
 }
@@ -170,7 +170,7 @@ func (h *Holder) unlease(b *purse, c *cell) {
 // detach fixes a lease's deadline: the session goes on without it.
 func (h *Holder) detach(s *tab, c *cell) {
 	live := s.live()
-	if p := h.peer(c.owner); live && p != nil {
+	if p := h.peer(c.series.granter); live && p != nil {
 		p.leases--
 	}
 	s.detached = true
@@ -199,7 +199,7 @@ func (h *Holder) recountSlots(b *purse, roll *Roll) {
 		s.dead = true
 		if s.granter == owner && s.number != 0 && roll != nil {
 			s.returned.Store(s.granted)
-			s.settled, s.sentIn, s.sentAt, s.after = totals{}, 0, 0, roll.Epoch
+			s.settled, s.said, s.after = 0, 0, roll.Epoch
 			h.enqueue(s)
 			continue
 		}

@@ -143,7 +143,7 @@ func (h *Holder) lower(c *cell, now int64) {
 		return
 	}
 	c.series.bucket.wokenAt.Store(now)
-	h.wake(c.owner)
+	h.wake(c.series.granter)
 }
 
 func (h *Holder) wake(owner uint64) {

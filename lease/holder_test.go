@@ -721,6 +721,8 @@ func TestHolderHearsOfAClosedSeriesAgain(t *testing.T) {
 	if r := s.report(ownerA, 5); r == nil || r.Returned != 16 || r.Ack != 2 {
 		t.Fatalf("what crossed the close: %+v", r)
 	}
+	s.pass(askFor + 1) // the ask is given up
+	s.answer(ownerA, 1)
 	s.pass(againAfter)
 	s.answer(ownerA, 1)
 	s.push(ownerA, 1, block(5, 3, 10, 20))
