@@ -18,7 +18,7 @@ test: ## everything that must hold; installs nothing
 	$(GO) test -timeout 10m ./...
 
 race: ## the rooms in which goroutines meet
-	$(GO) test -race -timeout 15m ./lease ./cluster/... ./proxy/... ./bench/fakevllm ./cmd/node
+	$(GO) test -race -timeout 15m ./lease/... ./cluster/... ./proxy/... ./bench/fakevllm ./cmd/node
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME each
@@ -39,7 +39,7 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
 	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
-		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto
+		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto
 
 SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long; nothing may be left behind, or lost

@@ -16,8 +16,8 @@ type Numbers struct {
 	// Policy<<20 plus the steps of its tenant's ramp that have begun, 0 for limits whose buckets
 	// belong to no tenant.
 	Policy uint64
-	// Local counts this process's indexes: the Revision of a Spec and of a Private, which differ
-	// from node to node and change with its share.
+	// Local counts this process's indexes: the Revision of a Private, which differs from node
+	// to node and changes with its share.
 	Local uint64
 }
 
@@ -60,14 +60,10 @@ type ResolvedLimit struct {
 	// Private is this node's share of Whole: of what decides while nobody else can be asked. nil
 	// where the share is nothing.
 	Private  *limiter.Limit
-	Spec     *limiter.Limit // Private, or Whole where that is nil
-	Bucket   string         // what its bucket is called: qualified by the plan where tenants share it
+	Bucket   string // what its bucket is called: qualified by the plan where tenants share it
 	Oversize limiter.Oversize
 	// Spread: the bucket is placed by tenant and user.
 	Spread bool
-	// None: this node's share of the limit is nothing, so that it may admit nothing that the
-	// limit applies to, whatever Spec says.
-	None bool
 }
 
 // Index builds the index of revision as of now, for a node that holds share of every limit.
@@ -207,10 +203,9 @@ type cutting struct {
 func (c cutting) part(r *ResolvedLimit, steps int) {
 	part := *r.Whole
 	part.Revision, r.Whole.Revision = c.numbers.Local, c.numbers.whole(steps)
-	if r.None = c.share.split(&part); !r.None {
+	if none := c.share.split(&part); !none {
 		r.Private = &part
 	}
-	r.Spec = &part // where it is nothing, what split left as it was
 }
 
 // tenantless limits have one bucket for all tenants.

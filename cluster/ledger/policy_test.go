@@ -292,16 +292,16 @@ func TestIndexResolvesAndRamps(t *testing.T) {
 	}
 	ls := byName(c)
 	// standing 0.5 × ramp 0.2
-	if got := *ls["org-tokens"].Spec; got != (limiter.Limit{Rate: limiter.Rate{Count: 6000, Per: time.Minute}, Burst: 6000, Revision: 7}) {
+	if got := *ls["org-tokens"].Private; got != (limiter.Limit{Rate: limiter.Rate{Count: 6000, Per: time.Minute}, Burst: 6000, Revision: 7}) {
 		t.Errorf("org-tokens is %+v", got)
 	}
-	if got := ls["key-inflight"].Spec.Burst; got != 1 {
+	if got := ls["key-inflight"].Private.Burst; got != 1 {
 		t.Errorf("0.1 of 8 slots is %d, want 1: never below", got)
 	}
-	if got := ls["money"].Spec; got.Rate.Count != 1_000_000_000 || got.Burst != 250_000_000 {
+	if got := ls["money"].Private; got.Rate.Count != 1_000_000_000 || got.Burst != 250_000_000 {
 		t.Errorf("money is %+v", got)
 	}
-	if got := ls["fleet"].Spec.Burst; got != 2_000_000 || ls["fleet"].Bucket != "fleet" {
+	if got := ls["fleet"].Private.Burst; got != 2_000_000 || ls["fleet"].Bucket != "fleet" {
 		t.Errorf("a ramp changed the fleet's limit: %d", got)
 	}
 	if ls["per-model"].Bucket != "pro/per-model" {
@@ -317,7 +317,7 @@ func TestIndexResolvesAndRamps(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, _ = grown.Lookup([32]byte{})
-	if got := byName(c)["org-tokens"].Spec.Burst; got != 30000 || !grown.NextRamp.IsZero() {
+	if got := byName(c)["org-tokens"].Private.Burst; got != 30000 || !grown.NextRamp.IsZero() {
 		t.Errorf("after the ramp: burst %d, next %v", got, grown.NextRamp)
 	}
 }
@@ -551,8 +551,8 @@ func FuzzParsePolicy(f *testing.F) {
 			}
 			for _, c := range ix.tenants {
 				for _, l := range c.Limits {
-					if err := l.Spec.Validate(); err != nil {
-						t.Fatalf("valid, with the limit %+v: %v", *l.Spec, err)
+					if err := l.Whole.Validate(); err != nil {
+						t.Fatalf("valid, with the limit %+v: %v", *l.Whole, err)
 					}
 				}
 			}

@@ -53,15 +53,13 @@ func (d *decisionLog) Take(ctx context.Context, cs []limiter.Charge, ds []limite
 
 // Settle see lease.Manager.
 func (d *decisionLog) Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decision) {
-	var before [limiter.MaxCharges]int64
-	for i := range cs {
-		before[i] = cs[i].Cost
-	}
+	var before [limiter.MaxCharges]limiter.Charge // settling ends the holds
+	copy(before[:], cs)
 	d.Manager.Settle(cs, actual, ds)
 	now := d.clock().Now
 	var lines []byte
 	for i := range cs {
-		if more := max(actual[i], 0) - max(before[i], 0); more != 0 && cs[i].At != limiter.NotTaken {
+		if more := max(actual[i], 0) - max(before[i].Cost, 0); more != 0 && before[i].At != limiter.NotTaken {
 			lines = appendDecision(lines, now, &cs[i], more, "settle")
 		}
 	}

@@ -93,7 +93,7 @@ func TestRampStepsComeAtTheirTime(t *testing.T) {
 			if !ok {
 				t.Fatal("no tenant dev")
 			}
-			if got := c.Limits[0].Spec.Capacity(); got != capacity || s.index.Revision != compiled {
+			if got := c.Limits[0].Whole.Capacity(); got != capacity || s.index.Revision != compiled {
 				t.Errorf("after %v: %d tokens, compiled %d times, want %d and %d", time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), got, s.index.Revision, capacity, compiled)
 			}
 		}

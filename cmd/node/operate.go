@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/cluster/ledger/ledgerpb"
 	"headgate/lease"
@@ -121,6 +122,10 @@ func (n *Node) status() admin.Status {
 			ViewLease: admin.ViewLease{Held: n.cluster.Leased(), UntilMS: n.cluster.LeaseLeft().Milliseconds()},
 		},
 	}
+	s.Cluster.Partitions, s.Cluster.Waiting = n.owned()
+	for _, incarnation := range n.limits.Owing() {
+		s.Cluster.Owing = append(s.Cluster.Owing, n.nameOf(incarnation))
+	}
 	if now.policy != nil {
 		s.PolicyRevision, s.PolicySource = now.policy.Revision, "applied by "+now.policy.Actor
 	}
@@ -144,6 +149,27 @@ func (n *Node) status() admin.Status {
 		})
 	}
 	return s
+}
+
+// owned counts the partitions that this node owns, and those of them that it may not grant for yet.
+func (n *Node) owned() (partitions, waiting int) {
+	ring := n.cluster.Fence().Ring()
+	for i, owned := range ring.Owned() {
+		if ring.Members()[i].Incarnation == n.self {
+			partitions = owned
+		}
+	}
+	return partitions, n.cluster.Fence().Waiting(cluster.Now())
+}
+
+// nameOf a member of the view.
+func (n *Node) nameOf(incarnation uint64) string {
+	for _, m := range n.cluster.Fence().Ring().Members() {
+		if m.Incarnation == incarnation {
+			return m.Name
+		}
+	}
+	return fmt.Sprintf("%016x", incarnation)
 }
 
 func (n *Node) tenants() []admin.Tenant {
