@@ -286,6 +286,13 @@ func (l *line) liveUntil() int64 {
 	return l.live
 }
 
+// heardLast is when the owner said anything last.
+func (l *line) heardLast() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.heardAt
+}
+
 // fail ends every ask of the line: the stream broke, or the owner is out of reach.
 func (l *line) fail(o outcome) {
 	l.mu.Lock()

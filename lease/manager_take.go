@@ -274,10 +274,11 @@ func (t *taking) await(l *line, a *asking, which uint32, began int64) (refused i
 	return refused, 0, outDecided
 }
 
-// missed: the budget is over. An owner that had a fair part of it and has not answered is out of reach
-// until it does.
+// missed: the budget is over. An owner that had a fair part of it, and has said nothing at all for as
+// long, is out of reach until it does.
 func (t *taking) missed(l *line, which uint32, began int64, silent bool) (refused int, open uint32, out outcome) {
-	if silent && l != t.m.self && t.m.cfg.Clock().Now-began >= int64(t.m.cfg.Budget/2) {
+	now, fair := t.m.cfg.Clock().Now, int64(t.m.cfg.Budget/2)
+	if silent && l != t.m.self && now-began >= fair && now-l.heardLast() >= fair {
 		l.breakOff("no answer within the budget")
 	}
 	return -1, which, outSilent
