@@ -81,13 +81,14 @@ type Owner struct {
 	waiting    map[uint32]int // parked asks
 	askers     map[uint32][]asker
 
-	drawing []uint32 // buckets whose reservoir has a draw under way, in order
-	parked  []*parked
-	early   []early
-	giving  []*giving
-	loaded  *saved
-	buryAt  int64            // when a process that left is forgotten
-	buried  map[uint64]int64 // slots that were freed with it
+	drawing   []uint32 // buckets whose reservoir has a draw under way, in order
+	parked    []*parked
+	early     []early
+	giving    []*giving
+	loaded    *saved
+	rollSince uint64           // the newest view since which a partition is this process's
+	buryAt    int64            // when a process that left is forgotten
+	buried    map[uint64]int64 // slots that were freed with it
 
 	step  step
 	sight Sight
@@ -251,7 +252,7 @@ func (o *Owner) leaseOf(id uint32, s *series) Lease {
 	l := Lease{
 		Bucket: Bucket{Partition: b.partition, Key: o.keyOf(id)}, Series: s.number(), Number: uint64(s.sent),
 		Share: s.share, Depth: s.depth, Granted: s.granted, Limit: *b.limit,
-		Level: o.level(o.step.at, id, b), Rolled: s.is(seriesRolled),
+		Level: o.shown(o.step.at, id, b), Rolled: s.is(seriesRolled),
 	}
 	if b.limit.Algorithm == limiter.FixedWindow {
 		l.Window = int64(s.high)
@@ -268,6 +269,14 @@ func (o *Owner) level(at Instant, id uint32, b *bucket) int64 {
 		return o.left(at, id, b)
 	}
 	return b.limit.Level(&b.state, reading(b.limit, at))
+}
+
+// shown is the level as others are told: of a durable limit, with what the ledger has left.
+func (o *Owner) shown(at Instant, id uint32, b *bucket) int64 {
+	if level := o.level(at, id, b); !b.limit.Durable() {
+		return level
+	}
+	return o.whole(at, id, b)
 }
 
 // resend says again what a peer has not acknowledged.

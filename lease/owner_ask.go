@@ -89,10 +89,11 @@ func (o *Owner) decide(at Instant, q *question, first bool) {
 				r.backoff = 0
 			}
 		}
-	case !q.ask.Peek && o.mayWait(at, q, first):
+	case o.mayWait(at, q, first):
 		o.park(q, first)
 		return
 	}
+	o.drawShadows(at, q)
 	o.decided(at, q, by, taken)
 	o.closeUnused(at, q)
 }
@@ -200,7 +201,11 @@ func (o *Owner) backs(b *bucket, but *peer) (units int64) {
 		if s.is(seriesEnded|seriesInherited) || s.sent == 0 || but != nil && s.peer == but.index {
 			continue
 		}
-		units += min(s.level.value(), max(s.depth, s.lent()))
+		if s.is(seriesSlots) {
+			units += min(s.depth, s.lent()) // any of them may be free by now
+			continue
+		}
+		units += min(s.level.value(), s.depth)
 	}
 	return units
 }
@@ -234,10 +239,10 @@ func (o *Owner) mayWait(at Instant, q *question, first bool) bool {
 			continue
 		}
 		if b.limit.Durable() && o.draw(at, q.ids[i], b, c.Cost) {
-			draw = true
+			draw = true // for a Peek, too: a block in hand is nothing spent
 			continue
 		}
-		if !o.covered(at, q, i) {
+		if q.ask.Peek || !o.covered(at, q, i) {
 			return false
 		}
 	}
@@ -253,6 +258,15 @@ func (o *Owner) mayWait(at Instant, q *question, first bool) bool {
 		}
 	}
 	return true
+}
+
+// drawShadows draws what shadow charges lack: they don't wait for it.
+func (o *Owner) drawShadows(at Instant, q *question) {
+	for i := range q.ask.Charges {
+		if c, b := &q.ask.Charges[i], q.buckets[i]; c.Shadow && !q.ds[i].Admitted && b.limit.Durable() {
+			o.draw(at, q.ids[i], b, c.Cost)
+		}
+	}
 }
 
 // needs is what a charge's bucket lacks.
@@ -277,6 +291,9 @@ func (o *Owner) covered(at Instant, q *question, i int) bool {
 	if o.backs(b, nil) < o.needs(at, q, i) {
 		return false
 	}
+	if b.limit.Algorithm == limiter.Semaphore {
+		return true
+	}
 	n := o.look(at, q.ids[i], b, q.peer, true)
 	return o.sizer.Recall(&o.sight, n, c.Cost)
 }
@@ -284,7 +301,11 @@ func (o *Owner) covered(at Instant, q *question, i int) bool {
 // inFlight says whether a replacement that lowers a lease of a bucket is not acknowledged yet.
 func (o *Owner) inFlight(b *bucket) bool {
 	for i := b.first; i != 0; i = o.pool.at(i).next {
-		if s := o.pool.at(i); !s.is(seriesEnded) && s.is(seriesPending) && (s.depth < s.oldDepth || s.sent > 1 && uint64(s.share) < s.before()) {
+		s := o.pool.at(i)
+		if s.is(seriesEnded) || !s.is(seriesPending) {
+			continue
+		}
+		if s.is(seriesSlots) && s.depth < s.lent() && !s.is(seriesRolled) || !s.is(seriesSlots) && (s.depth < s.oldDepth || s.sent > 1 && uint64(s.share) < s.before()) {
 			return true
 		}
 	}
@@ -323,7 +344,7 @@ func (o *Owner) holders(b *bucket) []uint32 {
 	var hs []uint32
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
-		if !s.is(seriesEnded|seriesInherited|seriesPending) && s.sent > 0 && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
+		if !s.is(seriesEnded|seriesInherited|seriesRolled) && (!s.is(seriesPending) || s.is(seriesSlots)) && s.sent > 0 && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
 			hs = append(hs, i)
 		}
 	}
@@ -338,17 +359,17 @@ func (o *Owner) holders(b *bucket) []uint32 {
 // is expected of it.
 func (o *Owner) recallOne(id uint32, b *bucket, i uint32, need int64) int64 {
 	s := o.pool.at(i)
-	level := min(s.level.value(), max(s.depth, s.lent()))
-	if level == 0 && s.depth == 0 {
+	level := min(s.level.value(), s.depth)
+	if s.is(seriesSlots) {
+		level = min(s.depth, s.lent())
+	}
+	if level == 0 && (s.depth == 0 || s.share == 0 && !s.is(seriesSlots)) {
 		return 0
 	}
 	// What was reported has been spent from since, or refilled: keep half of what may be spared.
 	keep := max(0, level-need-need/4) / 2
 	if s.is(seriesSlots) {
-		keep = max(0, s.lent()-need)
-		if keep >= s.depth {
-			keep = max(0, s.depth-need)
-		}
+		keep = s.depth - min(level, need)
 	}
 	share := s.share
 	if keep == 0 {
@@ -362,6 +383,9 @@ func (o *Owner) recallOne(id uint32, b *bucket, i uint32, need int64) int64 {
 	o.set(b, s, share, min(keep, s.depth))
 	o.send(id, i)
 	o.stats.Recalls++
+	if s.is(seriesSlots) {
+		return min(level, need)
+	}
 	return level - keep
 }
 
@@ -489,17 +513,15 @@ func (o *Owner) charged(at Instant, q *question, n int, d *ChargeDecision) {
 	}
 }
 
-// put raises what was granted to a series. It is not taken from the level here.
+// put lends slots. They are not taken from the level here.
 func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
 	s := o.pool.at(i)
 	s.granted += units
-	if s.is(seriesPending) {
-		s.flags |= seriesMore
-	} else {
-		o.set(b, s, s.share, s.depth)
-	}
-	// The holder keeps no more slots than the depth says.
+	// The holder keeps no more slots than the depth says. Nothing else hangs on it, so that the next
+	// Number need not wait for the acknowledgement of the last.
 	s.depth = max(s.depth, min(s.lent(), b.limit.Burst))
+	s.sent++
+	s.flags |= seriesPending
 	o.send(id, i)
 	o.stats.Granted++
 }

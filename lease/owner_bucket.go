@@ -48,21 +48,27 @@ type series struct {
 
 func (s *series) is(flags uint8) bool { return s.flags&flags != 0 }
 
-// A number has numberBits; a report's reading is kept in units of 2^readingShift ns.
+// A number has numberBits. Above it is whether the holder said that the lease is dead, and the reading
+// of the last report in units of 2^readingShift ns.
 const (
 	numberBits   = 40
+	dyingBit     = 1 << numberBits
 	readingShift = 24
 )
 
-func (s *series) number() uint64 { return s.tagged & (1<<numberBits - 1) }
+// dying says that the holder reported the lease dead: though it may still count, nothing more is put
+// into it, and no decision names it.
+func (s *series) dying() bool { return s.tagged&dyingBit != 0 }
+
+func (s *series) number() uint64 { return s.tagged & (dyingBit - 1) }
 
 func (s *series) reportedAt(now int64) {
-	s.tagged = s.number() | uint64(now)>>readingShift<<numberBits
+	s.tagged = s.tagged&(2*dyingBit-1) | uint64(now)>>readingShift<<(numberBits+1)
 }
 
-// reported is the reading of the last report, to within 17 ms, if that is less than 78 hours back.
+// reported is the reading of the last report, to within 17 ms, if that is less than 39 hours back.
 func (s *series) reported(now int64) int64 {
-	age := (uint64(now)>>readingShift - s.tagged>>numberBits) & (1<<(64-numberBits) - 1)
+	age := (uint64(now)>>readingShift - s.tagged>>(numberBits+1)) & (1<<(63-numberBits) - 1)
 	return now - int64(age<<readingShift)
 }
 
@@ -274,20 +280,28 @@ func (o *Owner) set(b *bucket, s *series, share uint32, depth int64) {
 	o.stats.Outstanding += is - was
 }
 
-// acked is R3's acknowledgement of the last Number.
-func (o *Owner) acked(s *series) {
+// acked is R3's acknowledgement of the last Number. Where there is more to say the next Number follows,
+// and what the one before it may have brought counts until that is acknowledged.
+func (o *Owner) acked(b *bucket, s *series) (more bool) {
+	if s.is(seriesMore) && !s.dying() {
+		s.flags &^= seriesMore
+		s.sent++
+		return true
+	}
 	_, was := s.counted()
-	s.flags &^= seriesPending
+	s.flags &^= seriesPending | seriesMore
 	_, is := s.counted()
 	o.stats.Outstanding += is - was
+	return false
 }
 
-// window is the index of the window that is open; 0: none of which a lease can be.
+// window is the index of the window that is open, which never goes back, whatever a wall does; 0: none
+// of which a lease can be.
 func (o *Owner) window(b *bucket, at Instant) uint32 {
 	if b.limit.Algorithm != limiter.FixedWindow || b.limit.Rate.Per < leastWindow || at.Wall <= 0 {
 		return 0
 	}
-	if w := at.Wall / int64(b.limit.Rate.Per); w < math.MaxUint32 {
+	if w := max(at.Wall, b.state.Last()) / int64(b.limit.Rate.Per); w < math.MaxUint32 {
 		return uint32(w)
 	}
 	return 0
@@ -395,7 +409,7 @@ func (o *Owner) unlink(b *bucket, i uint32) {
 func (o *Owner) live(b *bucket, p *peer, at Instant) uint32 {
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
-		if s.peer == p.index && s.session == p.session && !s.is(seriesEnded|seriesInherited|seriesRolled) &&
+		if s.peer == p.index && s.session == p.session && !s.is(seriesEnded|seriesInherited|seriesRolled) && !s.dying() &&
 			s.is(seriesSlots) == (b.limit.Algorithm == limiter.Semaphore) && (s.is(seriesSlots) || b.limit.Algorithm != limiter.FixedWindow || s.high == o.window(b, at)) {
 			return i
 		}
@@ -456,9 +470,9 @@ func (o *Owner) replace(b *bucket, s *series, from *limiter.Limit) {
 		s.flags |= seriesPending
 		s.oldDepth = s.depth
 	}
+	s.oldDepth, s.depth = max(s.depth, s.oldDepth), min(s.depth, b.limit.Capacity())
 	if from.Algorithm != b.limit.Algorithm {
-		s.share, s.oldShare, s.high = 0, 0, 0
-		s.oldDepth, s.depth = max(s.depth, s.oldDepth), 0
+		s.share, s.oldShare, s.high, s.depth = 0, 0, 0, 0
 		return
 	}
 	if b.limit.Algorithm == limiter.GCRA {

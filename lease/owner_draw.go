@@ -17,6 +17,8 @@ type Draw struct {
 	// Want is what it asks for, Least what it needs to admit the smallest that waits, Holding all that
 	// it and its holders could still spend of earlier blocks.
 	Want, Least, Holding int64
+	// Debt is what was spent beyond all blocks. The ledger charges it once, whatever it grants.
+	Debt int64
 }
 
 // Drawn is what came of a Draw.
@@ -28,6 +30,9 @@ type Drawn struct {
 	Level      int64 // left in the ledger
 	Err        bool  // unknown: the same Draw is to be tried again
 	Window     int64 // of a fixed window: the window that the block is of
+	// Stale is the N that the ledger has of this owner and bucket already, where that is not below the
+	// Draw's: the Draw is made again with a higher one. 0: it was not stale.
+	Stale uint64
 }
 
 // reservoir is what the owner has of a durable limit's blocks. Nothing comes back to it by itself.
@@ -35,6 +40,7 @@ type reservoir struct {
 	left    int64 // negative: debt, which the next blocks pay
 	window  int64 // of a fixed window: that of the block
 	ledger  int64 // left there, by the last answer
+	heard   bool  // there was one
 	retryAt int64 // the ledger has nothing before, by Instant.Now
 	drawing bool
 	draw    Draw
@@ -70,7 +76,7 @@ func (o *Owner) left(at Instant, id uint32, b *bucket) int64 {
 	}
 	switch w := int64(o.window(b, at)); {
 	case r.window < w:
-		r.left, r.aside, r.telling = min(r.left, 0), 0, 0
+		r.left, r.aside, r.telling, r.heard = min(r.left, 0), 0, 0, false
 	case r.window > w:
 		return min(r.left, 0) // the ledger's clock is ahead
 	}
@@ -99,12 +105,21 @@ func (o *Owner) takeReservoir(at Instant, id uint32, b *bucket, cost int64, over
 	default:
 		d.RetryAfter = max(drawSoon, time.Duration(r.retryAt-at.Now))
 	}
-	d.Remaining = left + r.ledger
+	d.Remaining = o.whole(at, id, b)
 	if b.limit.Algorithm == limiter.FixedWindow {
 		d.Reset = b.limit.Rate.Per - time.Duration(at.Wall%int64(b.limit.Rate.Per))
 	} else {
 		d.Reset = b.limit.Fill(max(0, capacity-d.Remaining))
 	}
+}
+
+// whole is what is left of a durable limit: here and in the ledger.
+func (o *Owner) whole(at Instant, id uint32, b *bucket) int64 {
+	left := o.left(at, id, b)
+	if r := o.reservoir(id); r.heard {
+		return left + r.ledger
+	}
+	return left + b.limit.Capacity()
 }
 
 // draw asks the ledger for what a cost needs, if it is not asked already. False: it has nothing now.
@@ -114,7 +129,8 @@ func (o *Owner) draw(at Instant, id uint32, b *bucket, cost int64) bool {
 		return true
 	}
 	left, capacity := o.left(at, id, b), b.limit.Capacity()
-	least := min(cost, capacity) - left
+	debt := max(0, -left)
+	least := min(cost, capacity) - max(0, left)
 	if at.Now < r.retryAt || least <= 0 || !o.parts[b.partition].open(o, at, b.partition) {
 		return false
 	}
@@ -124,7 +140,7 @@ func (o *Owner) draw(at Instant, id uint32, b *bucket, cost int64) bool {
 	r.drawing = true
 	r.draw = Draw{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
-		Want: min(max(least, o.block(b)), capacity+max(0, -left)), Least: least, Holding: max(0, left) + depth + r.telling,
+		Want: min(max(least, o.block(b)), capacity), Least: least, Holding: max(0, left) + depth + r.telling, Debt: debt,
 	}
 	r.told = r.draw.Holding
 	o.drawing = append(o.drawing, id)
@@ -219,9 +235,14 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 		o.stats.Rejected++
 		return nil
 	}
+	if d.Stale >= d.N {
+		o.draws = max(o.draws, d.Stale) + 1
+		r.draw.N = o.draws
+		return nil
+	}
 	r.drawing = false
 	o.drawing = slices.DeleteFunc(o.drawing, func(x uint32) bool { return x == id })
-	r.ledger = d.Level
+	r.ledger, r.heard = d.Level, true
 	if o.parts[b.partition].since == 0 {
 		return nil // what it granted is lost
 	}
@@ -232,7 +253,7 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 		r.left, r.window, r.aside, r.telling = min(r.left, 0), d.Window, 0, 0
 	}
 	r.told = r.draw.Holding + d.Granted
-	r.left += d.Granted + r.telling
+	r.left += d.Granted + r.telling + r.draw.Debt
 	r.telling = 0
 	o.stir(id)
 	if d.Granted > 0 {

@@ -58,7 +58,7 @@ func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks, less bo
 	if b.limit.Durable() {
 		o.prefetch(at, id, b)
 	}
-	if hold > 0 && (less || o.leased(b, p, at)) {
+	if hold > 0 && p.incarnation != o.cfg.Self && (less || o.leased(b, p, at)) {
 		o.hold(at, id, b, p, hold)
 	}
 }
@@ -103,7 +103,7 @@ func (o *Owner) grant(at Instant, id uint32, b *bucket, p *peer, i uint32, share
 		depth = min(depth, o.deepest(at, id, b, s, lentDepth, grant))
 	}
 	if slots && s != nil {
-		depth = max(depth, s.lent()-s.level.value()) // those in use stay
+		depth = max(depth, s.lent()) // free ones stay until somebody asks for them
 	}
 	depth = min(depth, b.limit.Capacity())
 	if depth == 0 && !slots {
@@ -138,9 +138,13 @@ func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, gra
 func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, share uint32, depth, grant int64) {
 	replace := s.sent == 0 || grant == 0 && (far(int64(s.share), int64(share)) || far(s.depth, depth)) ||
 		grant > 0 && (s.share != share || s.depth != depth)
-	if s.is(seriesPending) {
-		grant = min(grant, s.depth)
-		replace = false
+	if s.is(seriesPending) && !s.is(seriesSlots) {
+		depth, replace = s.depth, false
+	}
+	if !s.is(seriesSlots) {
+		// What does not fit would be lost: the level above the depth has been refilled here already.
+		grant = min(grant, max(0, depth-o.held(at, b, s)))
+		replace = replace && (grant > 0 || s.sent == 0 || far(int64(s.share), int64(share)) || far(s.depth, depth))
 	}
 	if !replace && grant == 0 {
 		return
@@ -153,7 +157,7 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 		o.stats.Granted++
 	}
 	switch {
-	case s.is(seriesPending):
+	case s.is(seriesPending) && !s.is(seriesSlots):
 		s.flags |= seriesMore
 	case replace:
 		o.set(b, s, share, depth)
@@ -166,25 +170,50 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	}
 }
 
+// held is what a lease may have by now: what was reported and granted since, and what its share brought.
+func (o *Owner) held(at Instant, b *bucket, s *series) int64 {
+	level := s.level.value()
+	if share, depth := s.counted(); share > 0 {
+		level = min(depth, level+b.limit.Earned(share, at.Now-s.reported(at.Now)))
+	}
+	return level
+}
+
 // far says whether two figures differ by more than a sixteenth, or one is 0.
 func far(is, should int64) bool {
 	d := is - should
 	return (is == 0) != (should == 0) || max(d, -d) > max(is, should)/16
 }
 
-// hold refuses all further asks of a peer for a while: what its lease brings is its part.
+// hold refuses all further asks of a peer for a while: what its lease brings is its part. In how long
+// a typical cost conforms is the bucket's truth, however long that while is; where nobody else asks it
+// is the end of it. (The process itself asks for nothing but a call: it is never refused like that.)
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
-	hold = min(hold, refusalAlone)
-	level := o.level(at, id, b)
-	i := max(0, o.live(b, p, at))
-	cost := int64(1)
-	if i != 0 {
-		cost = max(1, o.pool.at(i).cost.value())
+	level, cost := o.level(at, id, b), int64(1)
+	if i := o.live(b, p, at); i != 0 {
+		s := o.pool.at(i)
+		cost = max(1, s.cost.value())
+		level += min(s.level.value(), s.depth)
 	}
-	retry := int64(b.limit.Fill(max(1, cost-level)))
+	retry := int64(b.limit.Fill(max(0, cost-level)))
+	if b.limit.Algorithm != limiter.GCRA {
+		retry = int64(b.limit.Until(&b.state, reading(b.limit, at), cost, 0, 0))
+	}
+	others := 0
+	for j := range o.sight.Holders {
+		if o.sight.Holders[j].Demand > 0 {
+			others++
+		}
+	}
+	if hold = min(hold, refusalAlone); others <= 1 {
+		hold = min(hold, retry)
+	}
+	if hold <= 0 {
+		return
+	}
 	o.remember(at, id, p, 1, hold)
 	o.to(p).Refusals = append(o.to(p).Refusals, Refusal{
-		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(hold, retry), Level: level,
+		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(retry, 1), Level: o.shown(at, id, b),
 	})
 }
 
@@ -212,7 +241,13 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 	}
 	for _, a := range o.askers[id] {
 		q := o.peers[a.peer]
-		if q == nil || q.look == o.looks || at.Now-a.at > askerFor {
+		if q == nil || at.Now-a.at > askerFor {
+			continue
+		}
+		if q.look == o.looks { // it has a series, which may be new and know nothing
+			if h := &v.Holders[q.place]; a.at >= h.At {
+				h.At, h.Demand, h.Cost = a.at, a.demand, a.cost
+			}
 			continue
 		}
 		if q.look, q.place = o.looks, len(v.Holders); q == p {

@@ -77,7 +77,7 @@ func (o *Owner) levels(at Instant, is func(*limiter.Key) bool) (ls []OwnerLevel)
 		o.touch(at, b)
 		share, depth := o.sums(b)
 		l := OwnerLevel{
-			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.level(at, id, b),
+			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.shown(at, id, b),
 			Window: int64(o.window(b, at)), Lent: uint32(min(share, limiter.ShareOne)), Outstanding: depth,
 		}
 		if l.Debt = max(0, -l.Level); b.limit.Algorithm == limiter.Semaphore {

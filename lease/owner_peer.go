@@ -6,7 +6,8 @@ type peer struct {
 	name        string
 	index       uint16
 	member      bool   // of the newest view
-	gone        int64  // since when it is not, by Instant.Now
+	entered     int64  // since when it is, by Instant.Now
+	gone        int64  // since when it is not
 	session     uint32 // the live one; 0: none
 	deadline    int64  // of the session
 	endedAt     int64  // when the last session ended
@@ -82,6 +83,9 @@ func (o *Owner) greet(at Instant, p *peer, r *Request, answer *Response) {
 		p.session = o.sessions
 	}
 	answer.Answers, answer.Session = r.Seq, uint64(p.session)
+	if p.member && p.rolled < o.rollSince {
+		answer.RollWanted = o.rollSince
+	}
 	if p.session == 0 || !p.member {
 		return
 	}

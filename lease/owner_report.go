@@ -82,18 +82,18 @@ func (o *Owner) seriesBy(b *bucket, granter, number uint64) uint32 {
 func (o *Owner) take(at Instant, p *peer, epoch uint64, id uint32, b *bucket, i uint32, r *Report) {
 	s := o.pool.at(i)
 	was := s.is(seriesEnded)
-	switch {
-	case r.Ack > uint64(s.sent):
+	if r.Ack > uint64(s.sent) || !o.likely(b, s, was, r) {
 		o.stats.Rejected++
 		return
-	case r.Ack == uint64(s.sent) && s.is(seriesPending):
-		o.acked(s)
-		o.stir(id)
-		if s.is(seriesMore) {
-			s.flags &^= seriesMore
-			o.set(b, s, s.share, s.depth)
+	}
+	if (r.Idle || r.Closed) && !s.is(seriesSlots) {
+		s.tagged |= dyingBit
+	}
+	if r.Ack == uint64(s.sent) && s.is(seriesPending) {
+		if o.acked(b, s) {
 			o.send(id, i)
 		}
+		o.stir(id)
 	}
 	// Of a series of an owner of before, nothing can revive the lease at a holder that has stepped on.
 	moved := s.is(seriesInherited) && epoch >= o.parts[b.partition].since
@@ -113,6 +113,18 @@ func (o *Owner) take(at Instant, p *peer, epoch uint64, id uint32, b *bucket, i 
 	}
 }
 
+// likely says whether totals can be: what comes back can't be more than what was given.
+func (o *Owner) likely(b *bucket, s *series, late bool, r *Report) bool {
+	returned, refunded := max(0, r.Returned-s.returned), max(0, r.Refunded-s.refunded)
+	switch {
+	case r.Debt-s.debt > limiter.MaxUnits, s.is(seriesSlots) && (r.Refunded > 0 || r.Debt > 0):
+		return false
+	case late && !s.is(seriesSlots):
+		return refunded <= o.room(b, s)
+	}
+	return returned <= maxTotal-refunded && returned+refunded <= o.room(b, s)
+}
+
 // totals takes what of a series' totals is news.
 func (o *Owner) totals(at Instant, id uint32, b *bucket, i uint32, late bool, r *Report) {
 	s := o.pool.at(i)
@@ -124,17 +136,6 @@ func (o *Owner) totals(at Instant, id uint32, b *bucket, i uint32, late bool, r 
 	returned, refunded, debt := max(0, r.Returned-s.returned), max(0, r.Refunded-s.refunded), max(0, r.Debt-s.debt)
 	if o.cfg.Break&BreakTotals != 0 {
 		returned, refunded, debt = r.Returned, r.Refunded, r.Debt
-	}
-	// What comes back can't be more than what was given, whatever the holder says.
-	room := o.room(b, s)
-	if returned+refunded > room {
-		o.stats.Rejected++
-		returned = min(returned, room)
-		refunded = min(refunded, room-returned)
-	}
-	if debt > limiter.MaxUnits {
-		o.stats.Rejected++
-		debt = 0
 	}
 	s.returned, s.refunded, s.debt = min(s.returned+returned, maxTotal), min(s.refunded+refunded, maxTotal), min(s.debt+debt, maxTotal)
 	if late && !s.is(seriesSlots) {

@@ -89,7 +89,12 @@ func (o *Owner) Step(at Instant, v *View) {
 			drop = append(drop, uint32(p))
 		}
 	}
-	o.parts = next
+	o.parts, o.rollSince = next, 0
+	for p := range next {
+		if next[p].since > 1 {
+			o.rollSince = max(o.rollSince, next[p].since)
+		}
+	}
 	o.regain(drop)
 	o.load(at, v)
 	for _, q := range o.parked {
@@ -120,8 +125,8 @@ func (o *Owner) stepPeers(at Instant, v *View) {
 		if p == nil {
 			p = o.addPeer(m.Incarnation)
 		}
-		if p != nil {
-			p.member, p.name = true, m.Name
+		if p != nil && !p.member {
+			p.member, p.name, p.entered = true, m.Name, at.Now
 		}
 		o.stats.Excess += uint64(o.buried[m.Incarnation]) // it lives, and so may its streams
 		delete(o.buried, m.Incarnation)
@@ -496,21 +501,21 @@ func (o *Owner) allRolled(since uint64, v *View) bool {
 
 // Owing lists the members that have owed this owner a roll for more than 3 s.
 func (o *Owner) Owing(at Instant) (owing []uint64) {
-	newest := uint64(0)
-	for i := range o.parts {
-		if x := &o.parts[i]; x.since > 1 && at.Now-x.step > rollOwed {
-			newest = max(newest, x.since)
-		}
-	}
-	if newest == 0 {
+	if o.view == nil {
 		return nil
 	}
 	for _, m := range o.view.Members {
-		if p := o.peer(m.Incarnation); p == nil || p.rolled < newest {
+		if p := o.peer(m.Incarnation); p != nil && p.rolled < o.rollSince && o.owes(at, p) {
 			owing = append(owing, m.Incarnation)
 		}
 	}
 	return owing
+}
+
+func (o *Owner) owes(at Instant, p *peer) bool {
+	return slices.ContainsFunc(o.parts, func(x part) bool {
+		return x.since > 1 && p.rolled < x.since && at.Now-max(x.step, p.entered) > rollOwed
+	})
 }
 
 // bury forgets the processes that left long enough ago: their slots are free again.
