@@ -123,7 +123,8 @@ type Cluster struct {
 	walls     walls // of the members, while it leads
 	led       int64 // since when this node leads; lead's own
 	wallOff   atomic.Pointer[time.Duration]
-	announced atomic.Bool // that this node leaves
+	stepped   atomic.Uint64 // the epoch of the view that Stepped was told last
+	announced atomic.Bool   // that this node leaves
 
 	wg sync.WaitGroup // what Open started
 
@@ -342,8 +343,8 @@ func (c *Cluster) rekey() {
 	}
 }
 
-// Leave tells the others that this node goes, a leader's leadership first, and waits until it has
-// stepped to a view without it, so that what it owned can be handed over: Run must go on for so
+// Leave tells the others that this node goes, a leader's leadership first, and waits until Stepped
+// has returned from a view without it, so that what it owned can be handed over: Run must go on for so
 // long. It does not wait where nobody else is left who could commit one. Close comes after it.
 func (c *Cluster) Leave(ctx context.Context) {
 	others := len(c.fence.Ring().Members()) > 1
@@ -355,7 +356,7 @@ func (c *Cluster) Leave(ctx context.Context) {
 	defer cancel()
 	t := time.NewTicker(leavePoll)
 	defer t.Stop()
-	for c.fence.Member() {
+	for c.fence.Member() || c.stepped.Load() < c.fence.Epoch() {
 		select {
 		case <-ctx.Done():
 			c.log.Info("no view without this node came in time: what it owned is not handed over")

@@ -61,6 +61,7 @@ func (c *Cluster) follow(ctx context.Context) {
 		c.gossip.Remember(addressesOf(v))
 		c.log.Info("view", "epoch", v.Epoch, "members", memberNames(v))
 		c.cfg.Stepped(v)
+		c.stepped.Store(v.Epoch)
 	}
 }
 
