@@ -48,12 +48,13 @@ type askingOutcome struct {
 // lane holds back the asks of one partition while one is on its way: what the answer brings may cover
 // them, and what it does not goes in one message.
 type lane struct {
-	unheard int           // asks in requests without an answer
-	waiting int           // who waits for that answer
-	forming int           // were woken and have not said yet whether they still ask
-	batch   []*asking     // of those who have
-	turn    chan struct{} // closed when the answer came, or the line broke
-	gone    bool          // the line broke
+	partition uint32
+	unheard   int           // asks in requests without an answer
+	waiting   int           // who waits for that answer
+	forming   int           // were woken and have not said yet whether they still ask
+	batch     []*asking     // of those who have
+	turn      chan struct{} // closed when the answer came, or the line broke
+	gone      bool          // the line broke
 }
 
 // line is what this process, as a holder, has to an owner: the stream, what waits to go on it, and
@@ -132,7 +133,7 @@ func (l *line) enter(a *asking, partition uint32, queued bool) (turn <-chan stru
 	ln := l.lanes[partition]
 	switch {
 	case ln == nil:
-		ln = &lane{turn: make(chan struct{}), unheard: 1}
+		ln = &lane{partition: partition, turn: make(chan struct{}), unheard: 1}
 		l.lanes[partition] = ln
 		a.lane = ln
 		l.enqueue(a)
@@ -201,12 +202,7 @@ func (l *line) flush(ln *lane) {
 		return
 	}
 	if ln.batch == nil {
-		for p, other := range l.lanes {
-			if other == ln {
-				delete(l.lanes, p)
-				break
-			}
-		}
+		delete(l.lanes, ln.partition)
 		return
 	}
 	ln.unheard = len(ln.batch)

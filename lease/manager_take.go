@@ -86,6 +86,7 @@ func (t *taking) run(missing uint32) (refused int) {
 		case !reached:
 			apart |= which &^ t.held
 			if refused := t.denied(apart); refused >= 0 {
+				t.m.met.countApart(t.ds, 1<<refused)
 				return t.undo(refused)
 			}
 		}
@@ -94,10 +95,11 @@ func (t *taking) run(missing uint32) (refused int) {
 	if apart == 0 {
 		return -1
 	}
-	if refused := t.m.apart(t.cs, t.ds, apart, t.lent, t.peek); refused != -1 {
+	refused = t.m.apart(t.cs, t.ds, apart, t.lent, t.peek)
+	t.m.met.countApart(t.ds, apart)
+	if refused != -1 {
 		return t.undo(refused)
 	}
-	t.m.met.countApart(t.ds, apart)
 	return -1
 }
 
@@ -149,15 +151,20 @@ func (t *taking) ask(to Member, partition, which uint32) (refused int, reached b
 	if to.Incarnation == 0 {
 		return -1, false
 	}
-	l, alone := t.m.self, to.Incarnation == t.m.cfg.Self.Incarnation
-	if !alone {
-		if l = t.m.line(to.Incarnation); l == nil || !l.start() || t.left() == 0 {
-			return -1, false
-		}
+	alone := to.Incarnation == t.m.cfg.Self.Incarnation
+	if !alone && t.left() == 0 {
+		return -1, false
 	}
 	try, fresh := t.m.mayTry(partition)
 	for tries := 0; try && tries < maxTries; tries++ {
-		refused, open, out := t.once(l, partition, which)
+		refused, open, out := -1, which, outAgain
+		l := t.m.self
+		if !alone {
+			l = t.m.line(to.Incarnation)
+		}
+		if l != nil { // else this process is just stepping to another view
+			refused, open, out = t.once(l, partition, which)
+		}
 		which = open
 		switch {
 		case out == outDecided:
@@ -208,6 +215,9 @@ func (t *taking) noteLent(l *line, which uint32) {
 func (t *taking) once(l *line, partition, which uint32) (refused int, open uint32, out outcome) {
 	if l == t.m.self {
 		return t.askSelf(which)
+	}
+	if !l.start() {
+		return -1, which, outSilent
 	}
 	began := t.m.cfg.Clock().Now
 	a := t.asking(which)
