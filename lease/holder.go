@@ -43,8 +43,8 @@ const (
 	emptyAfter  = 3 * sessionFor
 	// askFor is how long an ask may be on its way, as far as closing a series goes.
 	askFor = 5 * sessionFor
-	// shutSeries is how many closed series of an owner are remembered one by one, twice.
-	shutSeries = 1 << 12
+	// maxShut is how many closed series of an owner are remembered one by one, twice.
+	maxShut = 1 << 12
 )
 
 // Holder spends what owners lend to this process (DESIGN.md). It is safe for concurrent use, starts
@@ -308,11 +308,14 @@ func (h *Holder) forget(s *tab, now int64) {
 	}
 	s.gone = true
 	s.bucket.drop(s)
-	p := h.peer(s.granter)
-	if p == nil || s.number == 0 {
-		return
+	if p := h.peer(s.granter); p != nil && s.number != 0 {
+		p.shutSeries(s.number)
 	}
-	if len(p.shut) >= shutSeries {
+}
+
+// shutSeries remembers that a series is closed and forgotten.
+func (p *lender) shutSeries(number uint64) {
+	if len(p.shut) >= maxShut {
 		for n := range p.shutBefore {
 			p.shutUpTo = max(p.shutUpTo, n)
 		}
@@ -321,7 +324,7 @@ func (h *Holder) forget(s *tab, now int64) {
 	if p.shut == nil {
 		p.shut = map[uint64]bool{}
 	}
-	p.shut[s.number] = true
+	p.shut[number] = true
 }
 
 // Owners lists, in ascending order, to whom there is anything to say or to keep alive: a keep-alive a

@@ -419,8 +419,12 @@ func (c *cell) inUnits(left int64) int64 {
 	return max(left, 0)
 }
 
-// describe says what a lease decided that leaves a level, in the word's unit, in it.
+// describe says what a lease decided that leaves a level, in the word's unit, in it. It is for people,
+// who are not to see a unit less for a part of a nanosecond.
 func (c *cell) describe(at Instant, left int64, d *limiter.Decision) {
+	if c.kind == kindRate {
+		left++
+	}
 	c.describeUnits(at, c.inUnits(left), d)
 }
 

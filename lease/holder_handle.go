@@ -264,6 +264,7 @@ func (h *Holder) open(p *lender, l *Lease) *tab {
 	case p.knew(l.Series) && l.Limit.Algorithm != limiter.Semaphore:
 		back = 0 // of what was spent nothing is known any more; slots were all returned
 	}
+	p.shutSeries(l.Series)
 	if len(p.extra) < maxSaid {
 		p.extra = append(p.extra, Report{
 			Bucket: l.Bucket, Granter: p.id, Series: l.Series, Ack: l.Number, Returned: back, Idle: true, Closed: true,

@@ -342,6 +342,10 @@ func (h *Holder) freeSlots(t *tab, c *cell, units int64) bool {
 	rest, _ := c.refill(0, units, false)
 	t.returned.Add(rest)
 	h.note(t)
+	// They were recalled, so somebody waits for them.
+	if p := h.ownerOf(t.bucket.part); p != nil && rest > 0 {
+		h.wake(p.id)
+	}
 	return true
 }
 

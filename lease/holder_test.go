@@ -292,7 +292,11 @@ func TestHolderKeepsSlots(t *testing.T) {
 	if s.woken[ownerA] == 0 {
 		t.Error("a recall is acknowledged with the next keep-alive only")
 	}
+	s.woken[ownerA] = 0
 	s.settle(&held[1], 0)
+	if s.woken[ownerA] == 0 {
+		t.Error("a slot that was recalled goes back with the next keep-alive only")
+	}
 	if r := s.report(ownerA, 5); r == nil || r.Returned != 1 || r.Ack != 2 || r.Level != 0 {
 		t.Fatalf("one freed of 3 in use where 1 may be kept: %+v", r)
 	}
@@ -751,5 +755,131 @@ func TestHolderRollsAgainForAnOwnerThatSkippedAView(t *testing.T) {
 	}
 	if again := want(2); again.Roll != q.Roll {
 		t.Fatalf("%+v is not the same again", again.Roll)
+	}
+}
+
+func TestHolderAsksUnderANewerLimit(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	same, other := *perSec, *perSec
+	same.Revision, other.Revision, other.Burst = 2, 3, 500
+	for limit, ok := range map[*limiter.Limit]bool{&same: true, &other: false, slots8: false, perSec: true} {
+		c := limiter.Charge{Key: keyA, Limit: limit, Cost: 1}
+		if _, took := s.take(&c); took != ok {
+			t.Errorf("%+v: taken %v", limit, took)
+		}
+		s.settle(&c, 0)
+	}
+	c := []limiter.Charge{{Key: keyA, Limit: &other, Cost: 1}}
+	if r := s.h.Request(ownerA, []Ask{s.h.Ask(c, 1, 0, false)}).Reports[0]; !r.Idle || r.Returned != 10 {
+		t.Fatalf("the lease stays under the old limit: %+v", r)
+	}
+}
+
+func TestHolderUndoesWhatARefusalLeaves(t *testing.T) {
+	s := newStand(t, 0)
+	l, other := block(5, 1, 100, 20), block(6, 1, 10, 10)
+	l.Share = ShareOne / 3
+	other.Key.Limit = "other"
+	s.answer(ownerA, 1, l, other)
+	s.push(ownerA, 1)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{{Bucket: other.Bucket, Cost: 11, For: 1e8, RetryAfter: 1e8}}})
+	cs := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 7}, {Key: other.Key, Limit: perSec, Cost: 11}}
+	ds := make([]limiter.Decision, 2)
+	s.pass(time.Microsecond) // of the roundings of the takes to come
+	for range 1000 {         // a nanosecond each would be seen
+		if refused, _ := s.h.Take(cs, ds); refused != 1 || ds[0].Remaining != 20 {
+			t.Fatalf("%d %+v", refused, ds[0])
+		}
+	}
+	if n := s.spend(keyA, perSec); n != 20 {
+		t.Fatalf("%d left of 20", n)
+	}
+	if refused, missing := s.h.Peek(cs, ds); refused != 1 || missing != 1 {
+		t.Fatalf("peek: %d %b", refused, missing)
+	}
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{{Bucket: other.Bucket}}})
+	if refused, missing := s.h.Peek(cs, ds); refused != -1 || missing != 3 {
+		t.Fatalf("peek after the refusal ended: %d %b", refused, missing)
+	}
+}
+
+func TestHolderGivesBackADecisionWhoseSlotIsGone(t *testing.T) {
+	s := newStand(t, 0)
+	slots := slotLease(5, 1, 1, 1)
+	slots.Key.Limit = "slots"
+	third := keyA
+	third.Limit = "third"
+	cs := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 7}, {Key: slots.Key, Limit: slots8, Cost: 1}, {Key: third, Limit: perSec, Cost: 9}}
+	a := s.h.Ask(cs, 7, 0, false)
+	sent := s.now.Load()
+	q := s.h.Request(ownerA, []Ask{a})
+	yes := limiter.Decision{Admitted: true}
+	d := AskDecision{ID: a.ID, Refused: -1, Left: 1e9, Charges: []ChargeDecision{
+		{Decision: yes, Series: 4}, {Decision: yes, Series: 5, Lent: true}, {Decision: yes, Series: 6},
+	}}
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Answers: q.Seq, Session: 1, Left: 1e9, Leases: []Lease{slots}, Decisions: []AskDecision{d}})
+	if n := s.spend(slots.Key, slots8); n != 1 {
+		t.Fatalf("%d", n)
+	}
+	ds := make([]limiter.Decision, 3)
+	if refused, ok := s.h.Decided(cs, 7, &d, sent, ds); refused != 1 || !ok || ds[1].Admitted || ds[1].RetryAfter != limiter.Never {
+		t.Fatalf("%d %v %+v", refused, ok, ds[1])
+	}
+	for i := range cs {
+		if cs[i].Held != nil {
+			t.Errorf("charge %d is held", i)
+		}
+	}
+	if r := s.report(ownerA, 4); r == nil || r.Refunded != 7 {
+		t.Errorf("%+v", r)
+	}
+	if r := s.report(ownerA, 6); r == nil || r.Refunded != 9 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestHolderFindsManyBuckets(t *testing.T) {
+	s := newStand(t, 0)
+	var ls []Lease
+	for i := range 1100 {
+		l := block(uint64(i+1), 1, 10, 10)
+		l.Key.Subject = fmt.Sprint(i)
+		ls = append(ls, l)
+	}
+	s.answer(ownerA, 1, ls[:maxSaid]...)
+	s.answer(ownerA, 1, ls[maxSaid:]...)
+	if st := s.h.Stats(); st.Buckets != 1000 || st.Full != 100 {
+		t.Fatalf("%+v", st)
+	}
+	for i, l := range ls {
+		c := limiter.Charge{Key: l.Key, Limit: perSec, Cost: 1}
+		if _, ok := s.take(&c); ok != (i < 1000) {
+			t.Fatalf("bucket %d: taken %v", i, ok)
+		}
+		s.settle(&c, 1)
+	}
+	s.pass(KeepEvery)
+	n := 0
+	for range 3 {
+		for _, r := range s.answer(ownerA, 1).Reports {
+			if n++; r.Series > 1000 && (r.Returned != 10 || !r.Closed) {
+				t.Fatalf("%+v", r)
+			}
+		}
+	}
+	if n < 1000 || s.woken[ownerA] == 0 {
+		t.Fatalf("%d reports, woken %d times for the rest", n, s.woken[ownerA])
+	}
+	for range 400 {
+		s.pass(KeepEvery)
+		s.answer(ownerA, 1)
+	}
+	if st := s.h.Stats(); st.Buckets != 0 || st.Unacknowledged != 0 {
+		t.Fatalf("%+v", st)
+	}
+	s.answer(ownerA, 1, ls[1050])
+	if n := s.spend(ls[1050].Key, perSec); n != 0 {
+		t.Fatalf("%d spent of a series that was given back", n)
 	}
 }
