@@ -322,6 +322,43 @@ func TestManagersShareExactly(t *testing.T) {
 	})
 }
 
+// TestManagerAlone decides as a bucket in one process does.
+func TestManagerAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, err := lease.NewAlone(wallClock, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, err := lease.NewLocal(lease.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit, slots := bucketOf(10, time.Second, 20), &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 3}
+		for i := range 300 {
+			mine := []limiter.Charge{chargeOn("0acme", limit, int64(i%7)), {Key: limiter.Key{Tenant: "0acme", Limit: "inflight"}, Limit: slots, Cost: 1}}
+			theirs := slices.Clone(mine)
+			var ds, want [2]limiter.Decision
+			got, ref := m.Take(t.Context(), mine, ds[:]), one.Take(wallClock().Now, theirs, want[:])
+			if got != ref {
+				t.Fatalf("take %d: refused %d, want %d\n%+v\n%+v", i, got, ref, ds, want)
+			}
+			// A refusal lease knows the level in whole units.
+			if over := ds[max(got, 0)].RetryAfter - want[max(ref, 0)].RetryAfter; got >= 0 && (over < 0 || over > 100*time.Millisecond) {
+				t.Fatalf("take %d: retry after %v, want %v\n%+v\n%+v", i, ds[got].RetryAfter, want[ref].RetryAfter, ds, want)
+			}
+			if i%2 == 0 {
+				actual := []int64{int64(i % 5), 0}
+				m.Settle(mine, actual, ds[:])
+				one.Settle(wallClock().Now, theirs, actual, want[:])
+			} else {
+				m.Settle(mine[1:], []int64{0}, ds[1:])
+				one.Settle(wallClock().Now, theirs[1:], []int64{0}, want[1:])
+			}
+			time.Sleep(time.Duration(i%3) * 40 * time.Millisecond)
+		}
+	})
+}
+
 // TestManagerAloneDurable: a limit that the ledger would fill works in a process that has none.
 func TestManagerAloneDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
