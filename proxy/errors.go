@@ -139,7 +139,7 @@ func errApart(l *Limit, format string, args ...any) *Error {
 // errLimit words the refusal of one limit from its own decision; l.Private must be there where
 // that stood in for it.
 func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
-	if l.Unit != Concurrency && d.RetryAfter == limiter.Never {
+	if l.Unit != Concurrency && d.RetryAfter == limiter.Never && cost > l.Spec.Capacity() {
 		e := newError(http.StatusBadRequest, "request_exceeds_limit",
 			"this request may cost %s, more than limit %q of %s can ever admit at once; shorten the input, lower max_tokens or n, or ask for a larger burst",
 			amount(l.Unit, cost), l.Name, amount(l.Unit, l.Spec.Capacity()))
@@ -149,6 +149,9 @@ func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	e := newError(http.StatusTooManyRequests, "rate_limit_exceeded", "limit %q (%s per %s) is used up: %s left, %s needed",
 		l.Name, l.Unit, l.Scope, amount(l.Unit, max(d.Remaining, 0)), amount(l.Unit, cost))
 	e.Limit, e.Scope, e.Unit, e.RetryAfter = l.Name, l.Scope.String(), l.Unit.String(), d.RetryAfter
+	if d.RetryAfter == limiter.Never { // it was decided under another policy than this node has yet
+		e.RetryAfter, e.Jitter = time.Second, true
+	}
 	slots := l.Spec
 	if d.By == limiter.ByPrivate {
 		slots = l.Private

@@ -335,6 +335,25 @@ func (l *later) Peek(ctx context.Context, cs []limiter.Charge, ds []limiter.Deci
 	return l.Take(ctx, cs, ds)
 }
 
+// TestAnotherPolicyDecides: an owner that has a smaller burst already refuses for good what conforms
+// by this node's policy. That is no mistake of the request.
+func TestAnotherPolicyDecides(t *testing.T) {
+	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Tokens, 100)}, guard: func(l proxy.Limits) proxy.Limits { return never{l} }})
+	a := w.do(call{path: "/v1/completions", body: exact}).refused(t, 429, "rate_limit_exceeded")
+	if a.header.Get("Retry-After") == "" || a.header.Get("X-Should-Retry") != "" {
+		t.Errorf("%v", a.header)
+	}
+	w.do(call{path: "/v1/completions", body: strings.Replace(exact, "6", "600", 1)}).refused(t, 400, "request_exceeds_limit")
+}
+
+// never refuses for good.
+type never struct{ proxy.Limits }
+
+func (never) Take(_ context.Context, cs []limiter.Charge, ds []limiter.Decision) int {
+	ds[0] = limiter.Decision{By: limiter.ByOwner, RetryAfter: limiter.Never}
+	return 0
+}
+
 // TestSpread: a limit tells where its buckets are placed.
 func TestSpread(t *testing.T) {
 	spread := named(limit(proxy.Requests, 5), "spread")
