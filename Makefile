@@ -55,6 +55,7 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(call benchmarks,decision,./bench/lease ./proxy/openai,.)
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
+	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results
 

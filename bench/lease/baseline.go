@@ -1,0 +1,216 @@
+package lease
+
+import (
+	"time"
+
+	"headgate/limiter"
+)
+
+// direct asks the owner for each request.
+type direct struct {
+	w     *world
+	state limiter.State
+}
+
+func (s *direct) start(w *world) { s.w = w }
+func (s *direct) lent() float64  { return 0 }
+
+func (s *direct) arrive(id int) {
+	a := s.w.demand[id]
+	s.w.trips[a.holder]++
+	s.w.after(delay, func() {
+		d := s.w.Limit.Take(&s.state, epoch+s.w.now, a.cost, limiter.Refuse)
+		s.w.decide(id, d.Admitted, false, s.w.now)
+	})
+}
+
+// split gives each of N holders a bucket of rate/N and burst/N.
+type split struct {
+	w      *world
+	part   limiter.Limit
+	states []limiter.State
+}
+
+func (s *split) start(w *world) {
+	s.w, s.part, s.states = w, w.Limit, make([]limiter.State, w.Holders)
+	s.part.Rate.Per *= time.Duration(w.Holders)
+	s.part.Burst = max(w.Limit.Burst/int64(w.Holders), 1)
+}
+
+func (s *split) lent() (sum float64) {
+	for i := range s.states {
+		sum += float64(s.part.Peek(&s.states[i], epoch+s.w.now, 0, limiter.Refuse).Remaining)
+	}
+	return sum
+}
+
+func (s *split) arrive(id int) {
+	a := s.w.demand[id]
+	d := s.part.Take(&s.states[a.holder], epoch+s.w.now, a.cost, limiter.Refuse)
+	s.w.decide(id, d.Admitted, true, s.w.now)
+}
+
+// tank is a bucket that may be lent from: level and what holders may still spend never exceed the
+// burst, as in R1.
+type tank struct {
+	rate, burst, level, out float64
+	last                    int64
+}
+
+func newTank(c *Cell) tank {
+	return tank{rate: c.rate() / 1e9, burst: float64(c.Limit.Burst), level: float64(c.Limit.Burst)}
+}
+
+func (t *tank) advance(now int64) {
+	t.level = min(t.level+float64(now-t.last)*t.rate, t.burst-t.out)
+	t.last = now
+}
+
+// blockFor is how long a block lies idle before its holder gives back what is left.
+const blockFor = int64(time.Second)
+
+// blocks lends a fixed number of tokens at a time: who is out of tokens asks for the next block.
+type blocks struct {
+	w    *world
+	size float64
+	tank tank
+	// By holder: tokens in hand, as much of the tank's out as is its, how many blocks it had, who waits,
+	// and whether it asks.
+	hand, out []float64
+	had       []int
+	waits     [][]int
+	asks      []bool
+}
+
+func (s *blocks) start(w *world) {
+	s.w, s.tank = w, newTank(&w.Cell)
+	s.hand, s.out, s.had = make([]float64, w.Holders), make([]float64, w.Holders), make([]int, w.Holders)
+	s.waits, s.asks = make([][]int, w.Holders), make([]bool, w.Holders)
+}
+
+func (s *blocks) lent() (sum float64) {
+	for _, h := range s.hand {
+		sum += h
+	}
+	return sum
+}
+
+func (s *blocks) arrive(id int) {
+	a := s.w.demand[id]
+	if i := a.holder; s.hand[i] >= float64(a.cost) {
+		s.hand[i] -= float64(a.cost)
+		s.w.decide(id, true, true, s.w.now)
+	} else {
+		s.waits[i] = append(s.waits[i], id)
+		s.ask(i)
+	}
+}
+
+// ask gets a block for the first of those that wait; the others look at what it brings.
+func (s *blocks) ask(i int) {
+	if s.asks[i] || len(s.waits[i]) == 0 {
+		return
+	}
+	s.asks[i] = true
+	s.w.trips[i]++
+	had := s.hand[i]
+	s.w.after(delay, func() {
+		s.tank.advance(s.w.now)
+		s.tank.out -= s.out[i] - had // what it has spent since
+		got := min(s.tank.level, max(s.size, float64(s.w.demand[s.waits[i][0]].cost)-had))
+		s.tank.level -= got
+		s.out[i] = had + got
+		s.tank.out += got
+		s.w.after(delay, func() { s.answered(i, got, got < s.size) })
+	})
+}
+
+// answered serves those that wait. What the owner was short of, nobody who waits gets by asking again.
+func (s *blocks) answered(i int, got float64, short bool) {
+	s.asks[i] = false
+	s.hand[i] += got
+	s.had[i]++
+	block := s.had[i]
+	s.w.after(blockFor, func() {
+		if s.had[i] == block && !s.asks[i] {
+			s.giveBack(i)
+		}
+	})
+	waits := s.waits[i]
+	s.waits[i] = nil
+	for _, id := range waits {
+		switch cost := float64(s.w.demand[id].cost); {
+		case s.hand[i] >= cost:
+			s.hand[i] -= cost
+			s.w.decide(id, true, false, s.w.now)
+		case short:
+			s.w.decide(id, false, false, s.w.now)
+		default:
+			s.waits[i] = append(s.waits[i], id)
+		}
+	}
+	s.ask(i)
+}
+
+func (s *blocks) giveBack(i int) {
+	back := s.hand[i]
+	s.hand[i] = 0
+	s.asks[i] = true // until it is back, so that the two do not cross
+	s.w.trips[i]++
+	s.w.after(delay, func() {
+		s.tank.advance(s.w.now)
+		s.tank.out -= s.out[i]
+		s.out[i] = 0
+		s.tank.level += back
+		s.asks[i] = false
+		s.ask(i)
+	})
+}
+
+// counted decides by the last known level and tells the owner of its hits every so often.
+type counted struct {
+	w     *world
+	every int64
+	tank  tank
+	known []tank    // by holder: the level as it last heard, refilled since, less its own hits
+	hits  []float64 // not yet told
+}
+
+func (s *counted) start(w *world) {
+	s.w, s.tank, s.hits = w, newTank(&w.Cell), make([]float64, w.Holders)
+	for i := range w.Holders {
+		s.known = append(s.known, newTank(&w.Cell))
+		w.after(w.rand.Int64N(s.every), func() {
+			s.tell(i)
+			w.every(s.every, func() { s.tell(i) })
+		})
+	}
+}
+
+func (s *counted) lent() float64 { return 0 }
+
+func (s *counted) arrive(id int) {
+	a := s.w.demand[id]
+	k := &s.known[a.holder]
+	k.advance(s.w.now)
+	fits := k.level >= float64(a.cost)
+	if fits {
+		k.level -= float64(a.cost)
+		s.hits[a.holder] += float64(a.cost)
+	}
+	s.w.decide(id, fits, true, s.w.now)
+}
+
+func (s *counted) tell(i int) {
+	told := s.hits[i]
+	s.hits[i] = 0
+	s.w.kept++
+	s.w.after(delay, func() {
+		s.tank.advance(s.w.now)
+		s.tank.level -= told
+		level := s.tank.level
+		s.w.after(delay, func() {
+			s.known[i].level, s.known[i].last = level-s.hits[i], s.w.now
+		})
+	})
+}

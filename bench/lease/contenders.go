@@ -1,0 +1,35 @@
+package lease
+
+import (
+	"time"
+)
+
+// entrant is a contender by its name.
+type entrant struct {
+	name string
+	make func(c *Cell) contender
+}
+
+const headgate = "headgate"
+
+// contenders are all that run in every cell, Headgate last.
+func contenders() []entrant {
+	block := func(size func(c *Cell) float64) func(c *Cell) contender {
+		return func(c *Cell) contender { return &blocks{size: size(c)} }
+	}
+	counting := func(every time.Duration) func(*Cell) contender {
+		return func(*Cell) contender { return &counted{every: int64(every)} }
+	}
+	return []entrant{
+		{"each request asks", func(*Cell) contender { return &direct{} }},
+		{"rate/N", func(*Cell) contender { return &split{} }},
+		{"blocks of 5 requests", block(func(c *Cell) float64 { return 5 * c.Mean })},
+		{"blocks of 50 requests", block(func(c *Cell) float64 { return 50 * c.Mean })},
+		{"blocks of burst/4N", block(func(c *Cell) float64 { return float64(c.Limit.Burst) / 4 / float64(c.Holders) })},
+		{"blocks of burst/N", block(func(c *Cell) float64 { return float64(c.Limit.Burst) / float64(c.Holders) })},
+		{"counted after 100ms", counting(100 * time.Millisecond)},
+		{"counted after 250ms", counting(250 * time.Millisecond)},
+		{"counted after 500ms", counting(500 * time.Millisecond)},
+		{headgate, func(*Cell) contender { return &cores{} }},
+	}
+}
