@@ -45,6 +45,10 @@ func (o *Owner) ask(at Instant, p *peer, a *Ask) {
 		o.decided(at, q, NotOwner, 0)
 		return
 	}
+	if !p.member {
+		o.decided(at, q, NotOwner, 0) // it will discard what it gets by the view that it enters with
+		return
+	}
 	q.until = at.Now + max(0, min(a.Wait, maxPark))
 	o.decide(at, q, true)
 }

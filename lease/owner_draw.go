@@ -179,28 +179,36 @@ func (o *Owner) refill(at Instant, id uint32, b *bucket, s *series, units int64)
 }
 
 // convertReservoir carries a bucket over where its limit comes to be durable, or ceases to be, or is
-// another durable one. What was spent stays spent.
+// another durable one. What was spent stays spent, and no more.
 func (o *Owner) convertReservoir(at Instant, id uint32, b *bucket, from *limiter.Limit) {
 	to := b.limit
-	switch {
-	case from.Durable() && to.Durable():
-		r := o.reservoir(id)
-		r.left, r.retryAt, r.ledger = min(r.left, to.Capacity()), 0, 0
-	case from.Durable():
-		left := o.reservoir(id).left
-		delete(o.reservoirs, id)
-		now := reading(to, at)
-		b.state = to.EmptyAt(now, now)
-		to.Credit(&b.state, now, left, 0)
-		to.Debit(&b.state, now, -left)
-	default:
+	if !from.Durable() {
 		now := reading(from, at)
-		o.reservoir(id).left = min(0, from.Level(&b.state, now)-from.Capacity())
-		if from.Algorithm == limiter.Semaphore {
-			o.reservoir(id).left = 0
+		if from.Algorithm != limiter.Semaphore {
+			o.reservoir(id).left = min(0, from.Level(&b.state, now)-from.Capacity())
 		}
 		b.state = limiter.State{}
+		return
 	}
+	r := o.reservoir(id)
+	b.limit = from
+	spent, left := max(0, from.Capacity()-o.whole(at, id, b)), o.left(at, id, b)
+	b.limit = to
+	if to.Durable() {
+		// What is here of blocks under a larger limit is no more than what the smaller one has left.
+		ledger := to.Capacity() - spent - left
+		r.left, r.ledger, r.heard, r.retryAt = left+min(0, ledger), max(0, ledger), true, 0
+		return
+	}
+	now := reading(to, at)
+	b.state = limiter.State{}
+	if !r.heard && to.Algorithm != limiter.Semaphore {
+		b.state = to.EmptyAt(now, now) // nobody has said what is left
+	} else if to.Algorithm != limiter.Semaphore {
+		to.Advance(&b.state, now, 0, 0)
+		to.Debit(&b.state, now, spent)
+	}
+	delete(o.reservoirs, id)
 }
 
 // Draws returns what is to be asked of the ledger, also again, until Drawn.

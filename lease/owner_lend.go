@@ -38,8 +38,8 @@ func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks, less bo
 		return
 	case !o.parts[b.partition].open(o, at, b.partition):
 		return
-	case b.limit.Algorithm == limiter.Semaphore && !o.rollComplete(at, &o.parts[b.partition]):
-		return
+	case b.limit.Algorithm == limiter.Semaphore:
+		return // lent by decisions; free ones stay with the holder until somebody asks for them
 	}
 	o.touch(at, b)
 	n := o.look(at, id, b, p, asks)
@@ -91,29 +91,25 @@ func (o *Owner) grant(at Instant, id uint32, b *bucket, p *peer, i uint32, share
 	level := max(0, o.level(at, id, b))
 	grant = max(0, min(grant, level))
 	depth = max(0, depth)
-	slots := b.limit.Algorithm == limiter.Semaphore
 	if b.limit.Algorithm != limiter.GCRA || b.limit.Durable() {
 		share = 0
 	}
-	if lentShare >= limiter.ShareOne {
-		share = 0
+	if lentShare >= limiter.ShareOne || o.level(at, id, b) < 0 {
+		share = 0 // a debt is paid by the whole rate
 	}
 	share = min(share, uint32(limiter.ShareOne-min(lentShare, limiter.ShareOne)))
-	if o.cfg.Break&BreakDepth == 0 && !slots {
+	if o.cfg.Break&BreakDepth == 0 {
 		depth = min(depth, o.deepest(at, id, b, s, lentDepth, grant))
 	}
-	if slots && s != nil {
-		depth = max(depth, s.lent()) // free ones stay until somebody asks for them
-	}
 	depth = min(depth, b.limit.Capacity())
-	if depth == 0 && !slots {
+	if depth == 0 {
 		share, grant = 0, 0
 	}
 	grant = min(grant, depth)
+	if depth == 0 && grant == 0 && (s == nil || s.sent == 0 || s.depth == 0) {
+		return
+	}
 	if s == nil {
-		if depth == 0 && grant == 0 {
-			return
-		}
 		i, s = o.link(b, p, at)
 	}
 	o.change(at, id, b, i, s, share, depth, grant)
@@ -138,18 +134,15 @@ func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, gra
 func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, share uint32, depth, grant int64) {
 	replace := s.sent == 0 || grant == 0 && (far(int64(s.share), int64(share)) || far(s.depth, depth)) ||
 		grant > 0 && (s.share != share || s.depth != depth)
-	if s.is(seriesPending) && !s.is(seriesSlots) {
+	if s.is(seriesPending) {
 		depth, replace = s.depth, false
 	}
-	if !s.is(seriesSlots) {
-		// What does not fit would be lost: the level above the depth has been refilled here already.
-		grant = min(grant, max(0, depth-o.held(at, b, s)))
-		replace = replace && (grant > 0 || s.sent == 0 || far(int64(s.share), int64(share)) || far(s.depth, depth))
-	}
+	// What does not fit would be lost: the level above the depth has been refilled here already.
+	grant = min(grant, max(0, depth-o.held(at, b, s)))
+	replace = replace && (grant > 0 || s.sent == 0 || far(int64(s.share), int64(share)) || far(s.depth, depth))
 	if !replace && grant == 0 {
 		return
 	}
-	slots := s.is(seriesSlots)
 	if grant > 0 {
 		o.debit(at, id, b, grant)
 		s.granted += grant
@@ -157,7 +150,7 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 		o.stats.Granted++
 	}
 	switch {
-	case s.is(seriesPending) && !s.is(seriesSlots):
+	case s.is(seriesPending):
 		s.flags |= seriesMore
 	case replace:
 		o.set(b, s, share, depth)
@@ -165,9 +158,7 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 		o.set(b, s, s.share, s.depth)
 	}
 	o.send(id, i)
-	if !slots {
-		o.advance(b, reading(b.limit, at)) // Σc may have risen
-	}
+	o.advance(b, reading(b.limit, at)) // Σc may have risen
 }
 
 // held is what a lease may have by now: what was reported and granted since, and what its share brought.
@@ -211,7 +202,6 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	if hold <= 0 {
 		return
 	}
-	o.remember(at, id, p, 1, hold)
 	o.to(p).Refusals = append(o.to(p).Refusals, Refusal{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(retry, 1), Level: o.shown(at, id, b),
 	})

@@ -14,7 +14,9 @@ type OwnerLevel struct {
 	Limit     limiter.Limit
 	// Level is what a direct decision could take without a recall, negative in debt; of a semaphore,
 	// slots not lent.
-	Level  int64
+	Level int64
+	// Here is Level, of a durable limit without what the ledger has left.
+	Here   int64
 	Debt   int64  // how far the level is below zero
 	Window int64  // of a fixed window: the one that is open
 	Lent   uint32 // of the rate, in 1/ShareOne
@@ -77,10 +79,10 @@ func (o *Owner) levels(at Instant, is func(*limiter.Key) bool) (ls []OwnerLevel)
 		o.touch(at, b)
 		share, depth := o.sums(b)
 		l := OwnerLevel{
-			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.shown(at, id, b),
+			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.shown(at, id, b), Here: o.level(at, id, b),
 			Window: int64(o.window(b, at)), Lent: uint32(min(share, limiter.ShareOne)), Outstanding: depth,
 		}
-		if l.Debt = max(0, -l.Level); b.limit.Algorithm == limiter.Semaphore {
+		if l.Debt = max(0, -l.Here); b.limit.Algorithm == limiter.Semaphore {
 			l.Outstanding = b.limit.Burst - l.Level
 		}
 		for i := b.first; i != 0; i = o.pool.at(i).next {

@@ -100,7 +100,6 @@ func (o *Owner) greet(at Instant, p *peer, r *Request, answer *Response) {
 // at, as of now.
 func (o *Owner) endSession(at Instant, p *peer) {
 	p.session, p.endedAt = 0, at.Now
-	p.pending = nil
 	o.stats.Ended++
 }
 

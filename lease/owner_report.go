@@ -188,6 +188,15 @@ func (o *Owner) debit(at Instant, id uint32, b *bucket, units int64) {
 		return
 	}
 	b.limit.Debit(&b.state, reading(b.limit, at), units)
+	if o.level(at, id, b) >= 0 {
+		return
+	}
+	for i := b.first; i != 0; i = o.pool.at(i).next { // the rate pays debts first
+		if s := o.pool.at(i); s.share > 0 && !s.is(seriesEnded|seriesPending|seriesInherited) {
+			o.set(b, s, 0, s.depth)
+			o.send(id, i)
+		}
+	}
 }
 
 // stir notes that asks that wait for a bucket may go on.
@@ -199,7 +208,8 @@ func (o *Owner) stir(id uint32) {
 
 // roll takes a holder's answer to the roll call: slots in use that other owners lent.
 func (o *Owner) roll(at Instant, p *peer, r *Roll) {
-	if r.Epoch > o.view.Epoch || len(r.Slots) > maxRolled {
+	// Of a process that is no member nothing is taken: there is no session for the series.
+	if r.Epoch > o.view.Epoch || len(r.Slots) > maxRolled || p.session == 0 {
 		if len(r.Slots) > maxRolled {
 			o.stats.Rejected++
 		}
@@ -236,7 +246,7 @@ func (o *Owner) rolledIn(at Instant, p *peer, x *RolledSlots) {
 	}
 	o.touch(at, b)
 	o.supersede(at, id, b, &x.Limit)
-	if b.limit.Algorithm != limiter.Semaphore || p.session == 0 {
+	if b.limit.Algorithm != limiter.Semaphore {
 		return
 	}
 	i, s := o.link(b, p, at)
