@@ -229,7 +229,7 @@ func (h *Holder) sweep(now int64, budget int) {
 			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
 				h.kill(s, now, true)
 			}
-			if s.totals().mark() != s.settled {
+			if s.news() {
 				h.enqueue(s)
 			}
 		}
@@ -294,8 +294,10 @@ func (h *Holder) kill(s *tab, now int64, back bool) {
 				rest.word.Store(w)
 			}
 		case back:
-			s.returned.Add(c.holds(w, now))
+			s.back = c.holds(w, now)
+			s.returned.Add(s.back)
 		}
+		s.room = c.depth - s.back
 		s.cell.Store(rest)
 	}
 	h.enqueue(s)
@@ -445,7 +447,7 @@ func (h *Holder) Stats() HolderStats {
 			if s.live() {
 				st.Leases++
 			}
-			if s.totals().mark() != s.settled {
+			if s.news() {
 				st.Unacknowledged++
 			}
 		}

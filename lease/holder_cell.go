@@ -156,6 +156,9 @@ func newTerms(l limiter.Limit) *terms {
 	return t
 }
 
+// refills says whether the owner's bucket fills by itself while leases lie elsewhere.
+func (t *terms) refills() bool { return t.limit.Algorithm == limiter.GCRA && !t.limit.Durable() }
+
 // reset is how long it takes until the bucket is full, if level is all that is in it.
 func (t *terms) reset(level, wall int64) int64 {
 	l := &t.limit

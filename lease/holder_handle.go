@@ -46,7 +46,7 @@ func (h *Holder) Handle(r *Response) {
 	for i := range r.Leases {
 		if l := &r.Leases[i]; !current || !h.owns(r, l.Partition) {
 			h.stats.discarded.Add(1)
-		} else if !h.applyLease(p, l, at) {
+		} else if !h.applyLease(p, l, at, r.Answers == 0) {
 			h.stats.rejected.Add(1)
 		}
 	}
@@ -135,8 +135,11 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 		if s.gone {
 			continue
 		}
-		if it.mark > s.settled {
+		switch {
+		case it.mark > s.settled:
 			s.settled, s.owed, s.closed = it.mark, it.debt, it.closed
+		case it.mark == s.settled:
+			s.closed = s.closed || it.closed
 		}
 		// An owner that still lends in it is to hear once more.
 		if s.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter == r.Owner }) {
@@ -207,7 +210,7 @@ func (l *Lease) plausible() bool {
 }
 
 // applyLease takes what an owner lends. False: it can't be true.
-func (h *Holder) applyLease(p *lender, l *Lease, at Instant) bool {
+func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 	if !l.plausible() {
 		return false
 	}
@@ -239,7 +242,7 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant) bool {
 		s.settled = -1
 		return true
 	}
-	h.replace(p, s, l, at)
+	h.replace(p, s, l, at, pushed)
 	return true
 }
 
@@ -253,6 +256,9 @@ func (h *Holder) placed(l *Lease) bool {
 // or this process takes no more: then the owner hears that it is closed.
 func (h *Holder) open(p *lender, l *Lease) *tab {
 	back := l.Granted
+	if h.share(&l.Limit).refills() {
+		back = min(back, l.Depth)
+	}
 	switch {
 	case !p.knew(l.Series) && !h.draining:
 		if b := h.make(&l.Bucket, false); b != nil {
@@ -280,7 +286,7 @@ func (p *lender) knew(series uint64) bool {
 
 // replace applies a lease to its series: what is new in Granted is put in, and what is above the depth
 // then goes back.
-func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
+func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 	b := s.bucket
 	fresh := max(0, l.Granted-s.granted)
 	if h.breaks(BreakTotals) {
@@ -310,10 +316,14 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
 		case s.lost:
 			fresh = 0
+		case h.share(&l.Limit).refills():
+			// No more than the owner counts for the lease: the rest has come to it anew meanwhile.
+			fresh = min(fresh, max(0, s.room, l.Depth-s.back))
+			s.room, s.back = max(0, s.room, l.Depth-s.back)-fresh, s.back+fresh
 		}
 		s.returned.Add(fresh)
-		if fresh > 0 || old != nil {
-			h.wake(p.id)
+		if pushed {
+			h.wake(p.id) // a recall: somebody waits
 		}
 		return
 	}
@@ -329,7 +339,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant) {
 	s.cell.Store(c)
 	b.lease.Store(c)
 	h.rearm(b, c, p, at.Now, fresh > 0)
-	if shrunk {
+	if shrunk && pushed {
 		h.wake(p.id)
 	}
 }
@@ -390,6 +400,15 @@ func (h *Holder) fill(s *tab, old, c *cell, fresh, now int64) {
 	} else {
 		over += max(0, level+fresh-c.depth)
 		c.word.Store(min(level+fresh, c.depth))
+	}
+	if c.terms.refills() {
+		// What the owner counts for the lease and the lease does not hold any more. The rest has come to
+		// the owner anew while it was on its way here.
+		was := int64(0)
+		if old != nil {
+			was = old.depth
+		}
+		over = min(over, max(0, was-c.depth))
 	}
 	if over > 0 {
 		s.returned.Add(over)

@@ -53,7 +53,10 @@ func TestHolderSpendsNoMoreThanItWasLent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newStand(t, 0)
 		blocks := rapid.Bool().Draw(t, "blocks")
-		l := block(5, 0, 0, 0)
+		l := trickle(5, 0, 0, 0, 0)
+		if blocks {
+			l = block(5, 0, 0, 0)
+		}
 		var y tally
 		var held []limiter.Charge
 		lend := func(t *rapid.T) {

@@ -203,9 +203,8 @@ func (w *writer) visit(s *tab) bool {
 			w.h.rearm(b, cell, w.p, now, false)
 		}
 	}
-	t := s.totals()
-	settled := t.mark() == s.settled
-	waits := t.mark() == s.said && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
+	settled := !s.news()
+	waits := s.totals().said() == s.said && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
 	hint := int64(tellEvery)
 	switch woken := b.wokenAt.Load(); {
 	case woken > s.sentAt:
@@ -239,7 +238,7 @@ func (w *writer) report(s *tab) {
 		r.Level = c.holds(c.word.Load(), w.at.Now)
 	}
 	b.demand.told = b.demand.units
-	s.said, s.sentIn, s.sentAt = t.mark(), uint32(w.r.Seq), w.at.Now
+	s.said, s.sentIn, s.sentAt = t.said(), uint32(w.r.Seq), w.at.Now
 	w.r.Reports = append(w.r.Reports, r)
 	w.items = append(w.items, flown{s, t.mark(), t.debt, t.closed})
 	w.h.enqueue(s)
@@ -334,7 +333,7 @@ func (h *Holder) decidedOn(c *limiter.Charge) {
 	}
 	if b.pending = max(0, b.pending-1); b.pending == 0 {
 		for s := b.series; s != nil; s = s.next {
-			if s.dead && s.totals().mark() != s.settled {
+			if s.dead && s.news() {
 				h.enqueue(s)
 			}
 		}

@@ -15,17 +15,22 @@ type totals struct {
 	idle, closed             bool
 }
 
-// mark stands for totals. As none of them ever shrinks, a larger mark is of later totals, and equal marks
-// are of equal ones. Of a series that nothing is to be said of it is 0.
+// mark stands for totals but for closed. As none of them ever shrinks, a larger mark is of later totals,
+// and equal marks are of equal ones. Of a series that nothing is to be said of it is 0.
 func (t totals) mark() int64 {
 	m := int64(t.ack) + t.returned + t.refunded + t.debt
 	if t.idle {
 		m++
 	}
-	if t.closed {
-		m++
-	}
 	return m
+}
+
+// said is a mark that also tells whether the series is closed.
+func (t totals) said() int64 {
+	if t.closed {
+		return t.mark()<<1 | 1
+	}
+	return t.mark() << 1
 }
 
 // tab is one that an owner opened for this holder: what a reservation is settled into, and whose
@@ -52,9 +57,11 @@ type tab struct {
 	window  int64
 	after   uint64 // nothing is said of it before the roll of this epoch was taken
 	sentAt  int64  // when it was reported last
-	said    int64  // the mark of that
+	said    int64  // what that was: totals.said
 	settled int64  // of what is acknowledged
 	owed    int64  // the debt that is acknowledged
+	room    int64  // how much of the lease's depth had not been given back when it ended
+	back    int64  // how much had
 	sentIn  uint32 // the lower half of the Seq of the request that reported it last
 	lent    bool   // it had a lease, so slots and window are set
 	slots   bool
@@ -109,6 +116,12 @@ func (s *tab) totals() totals {
 	t.closed = s.dead && s.done() && s.bucket.pending <= 0
 	t.returned, t.refunded, t.debt = s.returned.Load(), s.refunded.Load(), s.debt.Load()
 	return t
+}
+
+// news says whether an owner is still to hear where the series stands.
+func (s *tab) news() bool {
+	t := s.totals()
+	return t.mark() != s.settled || t.closed && !s.closed
 }
 
 // demand is what is asked of a bucket: averages over about a second, of units and of requests.
@@ -184,7 +197,7 @@ func (r *refusal) wait(now, cost int64) int64 {
 		return r.retryAt
 	}
 	wait := max(r.retryAt, r.until) - now
-	if cost == r.cost || r.terms == nil || r.terms.limit.Algorithm != limiter.GCRA {
+	if cost == r.cost || r.terms == nil || !r.terms.refills() {
 		return wait
 	}
 	if r.cost > 1 {
@@ -213,6 +226,9 @@ func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.
 	wait := int64(limiter.Never)
 	if cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt {
 		wait = r.wait(at.Now, cost)
+		if wait == int64(limiter.Never) && r.terms != nil && r.terms.limit.Algorithm == limiter.FixedWindow {
+			wait = r.terms.reset(0, at.Wall)
+		}
 	}
 	*d = limiter.Decision{By: limiter.ByRefusal, RetryAfter: time.Duration(wait), Remaining: r.level, At: at.Now}
 	if r.terms != nil {

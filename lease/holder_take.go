@@ -3,6 +3,7 @@ package lease
 import (
 	"math"
 	"math/bits"
+	"time"
 
 	"headgate/limiter"
 )
@@ -234,18 +235,39 @@ func (h *Holder) Cancel(cs []limiter.Charge, which uint32) {
 // Settle replaces the cost of each charge held by actual[i] ≥ 0 and ends the hold: to settle again
 // changes nothing. Slots are kept until they are settled with 0. It asks nobody: what a charge cost
 // beyond what it reserved is taken from the lease as far as that has it; the rest is debt. ds[i] is
-// the level after it, where there is a lease.
+// the level after it: of the lease, or else of the decision that ds[i] is.
 func (h *Holder) Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decision) {
 	ds, actual = ds[:len(cs)], actual[:len(cs)]
 	at := h.cfg.Clock()
 	for i := range cs {
+		_, leased := cs[i].Held.(*tab)
+		cost := max(cs[i].Cost, 0)
 		s := h.end(at, &cs[i], max(actual[i], 0), false)
 		if s == nil {
 			continue
 		}
-		if cell := s.bucket.lease.Load(); cell != nil {
+		if cell := s.bucket.lease.Load(); cell != nil && leased {
 			cell.describeUnits(at, cell.holds(cell.word.Load(), at.Now), &ds[i])
+			continue
 		}
+		afterwards(cs[i].Limit, cost-cs[i].Cost, &ds[i])
+	}
+}
+
+// afterwards is a decision of before after back units came back, or were charged.
+func afterwards(l *limiter.Limit, back int64, d *limiter.Decision) {
+	if back == 0 || l.Algorithm == limiter.Semaphore {
+		return
+	}
+	d.Remaining = min(d.Remaining+back, l.Capacity())
+	if l.Algorithm != limiter.GCRA {
+		return
+	}
+	whole := newPace(l.Rate, ShareOne)
+	if back > 0 {
+		d.Reset = max(0, d.Reset-time.Duration(whole.down(min(back, limiter.MaxUnits))))
+	} else if d.Reset != limiter.Never {
+		d.Reset += min(time.Duration(whole.up(min(-back, limiter.MaxUnits))), limiter.Never-d.Reset)
 	}
 }
 

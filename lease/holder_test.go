@@ -2,6 +2,7 @@ package lease
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ type stand struct {
 	t     failer
 	h     *Holder
 	now   atomic.Int64
+	mu    sync.Mutex
 	woken map[uint64]int
 	view  *View
 	asked *Request // the last with an ask
@@ -38,9 +40,15 @@ type stand struct {
 func newStand(t failer, rule Rule) *stand {
 	s := &stand{t: t, woken: map[uint64]int{}}
 	s.now.Store(1e12)
-	s.h = NewHolder(HolderConfig{Self: self, Clock: s.clock, MaxBuckets: 1000, Break: rule, Wake: func(o uint64) { s.woken[o]++ }})
+	s.h = NewHolder(HolderConfig{Self: self, Clock: s.clock, MaxBuckets: 1000, Break: rule, Wake: s.wake})
 	s.step(1, ownerA, ownerA)
 	return s
+}
+
+func (s *stand) wake(owner uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.woken[owner]++
 }
 
 func (s *stand) clock() Instant {
@@ -134,12 +142,19 @@ var (
 	keyA   = limiter.Key{Tenant: "a", Limit: "tokens", Subject: "u"}
 	keyZ   = limiter.Key{Tenant: "z", Limit: "tokens", Subject: "u"}
 	perSec = &limiter.Limit{Rate: limiter.Rate{Count: 1000, Per: time.Second}, Burst: 1000, Revision: 1}
+	perDay = &limiter.Limit{Rate: limiter.Rate{Count: 1000, Per: 24 * time.Hour}, Burst: 1000, Revision: 1}
 	daily  = &limiter.Limit{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 1000, Per: 24 * time.Hour}, Revision: 1}
 	slots8 = &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 8, Revision: 1}
 )
 
+// block is a lease of a bucket that does not fill by itself, so that all is returned that does not fit.
 func block(series, number uint64, depth, granted int64) Lease {
-	return Lease{Bucket: Bucket{0, keyA}, Series: series, Number: number, Depth: depth, Granted: granted, Limit: *perSec}
+	return Lease{Bucket: Bucket{0, keyA}, Series: series, Number: number, Depth: depth, Granted: granted, Limit: *perDay}
+}
+
+// trickle is a lease of a part of a rate of 1000/s.
+func trickle(series, number uint64, depth, granted int64, share uint32) Lease {
+	return Lease{Bucket: Bucket{0, keyA}, Series: series, Number: number, Depth: depth, Granted: granted, Limit: *perSec, Share: share}
 }
 
 func TestHolderSpendsABlock(t *testing.T) {
@@ -163,8 +178,7 @@ func TestHolderSpendsABlock(t *testing.T) {
 
 func TestHolderSpendsARate(t *testing.T) {
 	s := newStand(t, 0)
-	l := block(5, 1, 100, 20)
-	l.Share = ShareOne / 4 // 250/s
+	l := trickle(5, 1, 100, 20, ShareOne/4) // 250/s
 	s.answer(ownerA, 1, l)
 	if n := s.spend(keyA, perSec); n != 20 {
 		t.Fatalf("spent %d of 20", n)
@@ -465,7 +479,7 @@ func TestHolderTakesADecision(t *testing.T) {
 
 func TestHolderAnswersFromARefusal(t *testing.T) {
 	s := newStand(t, 0)
-	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	s.answer(ownerA, 1, trickle(5, 1, 10, 10, 0))
 	refuse := Refusal{Bucket: Bucket{0, keyA}, Cost: 5, For: 1e8, RetryAfter: 2e8}
 	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{refuse}})
 	if _, ok := s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 7}); !ok {
@@ -760,7 +774,7 @@ func TestHolderRollsAgainForAnOwnerThatSkippedAView(t *testing.T) {
 
 func TestHolderAsksUnderANewerLimit(t *testing.T) {
 	s := newStand(t, 0)
-	s.answer(ownerA, 1, block(5, 1, 10, 10))
+	s.answer(ownerA, 1, trickle(5, 1, 10, 10, 0))
 	same, other := *perSec, *perSec
 	same.Revision, other.Revision, other.Burst = 2, 3, 500
 	for limit, ok := range map[*limiter.Limit]bool{&same: true, &other: false, slots8: false, perSec: true} {
@@ -778,8 +792,7 @@ func TestHolderAsksUnderANewerLimit(t *testing.T) {
 
 func TestHolderUndoesWhatARefusalLeaves(t *testing.T) {
 	s := newStand(t, 0)
-	l, other := block(5, 1, 100, 20), block(6, 1, 10, 10)
-	l.Share = ShareOne / 3
+	l, other := trickle(5, 1, 100, 20, ShareOne/3), block(6, 1, 10, 10)
 	other.Key.Limit = "other"
 	s.answer(ownerA, 1, l, other)
 	s.push(ownerA, 1)
@@ -881,5 +894,48 @@ func TestHolderFindsManyBuckets(t *testing.T) {
 	s.answer(ownerA, 1, ls[1050])
 	if n := s.spend(ls[1050].Key, perSec); n != 0 {
 		t.Fatalf("%d spent of a series that was given back", n)
+	}
+}
+
+// TestHolderReturnsNoMoreThanTheOwnerCounts: a bucket that fills by itself has filled up while a grant
+// was on its way that does not fit any more.
+func TestHolderReturnsNoMoreThanTheOwnerCounts(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, trickle(5, 1, 100, 100, ShareOne/4))
+	s.push(ownerA, 1, trickle(5, 1, 100, 130, ShareOne/4))
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 0 {
+		t.Fatalf("30 into a full lease: %+v", r)
+	}
+	s.push(ownerA, 1, trickle(5, 2, 60, 140, ShareOne/4))
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 40 {
+		t.Fatalf("a depth of 100 becomes 60: %+v", r)
+	}
+	for range 20 {
+		s.take(&limiter.Charge{Key: keyA, Limit: perSec, Cost: 1})
+	}
+	s.push(ownerA, 1, trickle(5, 3, 0, 140, 0))
+	s.push(ownerA, 1, trickle(5, 4, 30, 190, 0))
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 40+40+20 || r.Ack != 4 {
+		t.Fatalf("40 of 60 are given back, then 50 come: %+v", r)
+	}
+}
+
+func TestHolderSaysWhatRemainsAfterASettle(t *testing.T) {
+	yes := limiter.Decision{Admitted: true, Remaining: 7, Reset: 3 * time.Millisecond}
+	for actual, want := range map[int64]limiter.Decision{
+		3: {Remaining: 7, Reset: 3 * time.Millisecond}, 5: {Remaining: 5, Reset: 5 * time.Millisecond}, 0: {Remaining: 10},
+		11: {Remaining: -1, Reset: 11 * time.Millisecond},
+	} {
+		s := newStand(t, 0)
+		c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 3}}
+		d, _, ok := s.decide(c, AskDecision{Refused: -1, Left: 1e9, Charges: []ChargeDecision{{Decision: yes, Series: 6}}}, 0)
+		if !ok {
+			t.Fatal("void")
+		}
+		ds := []limiter.Decision{d}
+		s.h.Settle(c, []int64{actual}, ds)
+		if ds[0].Remaining != want.Remaining || ds[0].Reset != want.Reset {
+			t.Errorf("3 that become %d: %d remain, reset in %v", actual, ds[0].Remaining, ds[0].Reset)
+		}
 	}
 }
