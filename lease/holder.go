@@ -242,6 +242,14 @@ func (h *Holder) sweep(now int64, budget int) {
 	}
 }
 
+// sweepAtTimes is a sweep every sweepEvery, so that all buckets are seen in some ten seconds.
+func (h *Holder) sweepAtTimes(now int64) {
+	if now-h.swept >= int64(sweepEvery) {
+		h.swept = now
+		h.sweep(now, min(64+len(h.buckets)/40, maxSwept))
+	}
+}
+
 // share returns the terms of a limit.
 func (h *Holder) share(l *limiter.Limit) *terms {
 	t := h.terms[*l]
@@ -335,6 +343,7 @@ func (h *Holder) Owners() []uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sort()
+	h.sweepAtTimes(h.cfg.Clock().Now) // of what nobody speaks of any more, too
 	var ids []uint64
 	for _, p := range h.peers {
 		if p.leases > 0 || len(p.queue)+len(p.extra)+len(p.rolls)+len(p.detached) > 0 {

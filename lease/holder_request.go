@@ -57,10 +57,7 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 			most = maxLookedAsking
 		}
 		w.look(most)
-		if at.Now-h.swept >= int64(sweepEvery) {
-			h.swept = at.Now
-			h.sweep(at.Now, min(64+len(h.buckets)/40, maxSwept))
-		}
+		h.sweepAtTimes(at.Now)
 	}
 	if len(p.rolls) > 0 {
 		w.r.Roll = p.rolls[0]

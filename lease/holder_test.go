@@ -939,3 +939,24 @@ func TestHolderSaysWhatRemainsAfterASettle(t *testing.T) {
 		}
 	}
 }
+
+func TestHolderClosesWhatWasDecidedForIt(t *testing.T) {
+	s := newStand(t, 0)
+	c := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 3}}
+	yes := ChargeDecision{Decision: limiter.Decision{Admitted: true}, Series: 6}
+	s.decide(c, AskDecision{Refused: -1, Left: 1e9, Charges: []ChargeDecision{yes}}, 0)
+	s.settle(&c[0], 3)
+	s.answer(ownerA, 1)
+	closed := false
+	for range 80 {
+		s.pass(KeepEvery)
+		for _, o := range s.h.Owners() {
+			for _, r := range s.answer(o, 1).Reports {
+				closed = closed || r.Series == 6 && r.Closed
+			}
+		}
+	}
+	if st := s.h.Stats(); !closed || st.Series != 0 || st.Buckets != 0 {
+		t.Fatalf("closed %v: %+v", closed, st)
+	}
+}
