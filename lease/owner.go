@@ -175,6 +175,9 @@ func (o *Owner) Handle(at Instant, r *Request) []*Response {
 	}
 	o.lend(at)
 	o.resend(at, p)
+	if p.member && p.rolled < o.rollSince {
+		answer.RollWanted = o.rollSince
+	}
 	return o.flush()
 }
 
@@ -228,6 +231,9 @@ func (o *Owner) flush() []*Response {
 		s := o.pool.at(ref.series)
 		s.flags &^= seriesDirty
 		p := o.peers[s.peer]
+		if o.parts[o.bucketOf(ref.id).partition].since == 0 {
+			continue // it is handed over
+		}
 		if !s.is(seriesSlots) && (s.is(seriesEnded) || s.session != p.session) {
 			continue
 		}

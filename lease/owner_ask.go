@@ -194,7 +194,7 @@ func (o *Owner) until(at Instant, b *bucket, cost int64, alone time.Duration) ti
 		return alone
 	}
 	exact := b.limit.Until(&b.state, at.Now, cost, share, depth)
-	return min(exact, max(time.Millisecond, b.limit.Fill(cost-o.backs(b, nil)-b.limit.Level(&b.state, at.Now))))
+	return min(exact, max(drawSoon, b.limit.Fill(cost-o.backs(b, nil)-b.limit.Level(&b.state, at.Now))))
 }
 
 // backs is what would come back of a bucket if all leases but a peer's were recalled, by the last
@@ -209,7 +209,8 @@ func (o *Owner) backs(b *bucket, but *peer) (units int64) {
 			units += min(s.depth, s.lent()) // any of them may be free by now
 			continue
 		}
-		units += min(s.level.value(), s.depth)
+		_, depth := s.counted()
+		units += min(s.level.value(), depth)
 	}
 	return units
 }
@@ -289,11 +290,11 @@ func (o *Owner) covered(at Instant, q *question, i int) bool {
 	if c.Cost > b.limit.Capacity() && c.Oversize != limiter.Debt || b.limit.Algorithm == limiter.SlidingWindow || b.limit.Algorithm == limiter.SlidingLog {
 		return false
 	}
-	if o.inFlight(b) {
-		return true
-	}
 	if o.backs(b, nil) < o.needs(at, q, i) {
 		return false
+	}
+	if o.inFlight(b) {
+		return true
 	}
 	if b.limit.Algorithm == limiter.Semaphore {
 		return true
@@ -373,7 +374,7 @@ func (o *Owner) recallOne(id uint32, b *bucket, i uint32, need int64) int64 {
 	// What was reported has been spent from since, or refilled: keep half of what may be spared.
 	keep := max(0, level-need-need/4) / 2
 	if s.is(seriesSlots) {
-		keep = s.depth - min(level, need)
+		keep = level - min(level, need)
 	}
 	share := s.share
 	if keep == 0 {

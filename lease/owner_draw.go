@@ -117,9 +117,9 @@ func (o *Owner) takeReservoir(at Instant, id uint32, b *bucket, cost int64, over
 func (o *Owner) whole(at Instant, id uint32, b *bucket) int64 {
 	left := o.left(at, id, b)
 	if r := o.reservoir(id); r.heard {
-		return left + r.ledger
+		return min(left+r.ledger, b.limit.Capacity())
 	}
-	return left + b.limit.Capacity()
+	return b.limit.Capacity() + min(0, left)
 }
 
 // draw asks the ledger for what a cost needs, if it is not asked already. False: it has nothing now.

@@ -132,6 +132,9 @@ func (o *Owner) Sweep(at Instant, budget int) (forgotten int) {
 
 // idle says whether nothing would be lost with a bucket.
 func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
+	if as := o.askers[id]; len(as) > 0 && !slices.ContainsFunc(as, func(a asker) bool { return at.Now-a.at <= askerFor }) {
+		delete(o.askers, id)
+	}
 	if b.first != 0 || o.waiting[id] > 0 || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
 		return false
 	}

@@ -83,9 +83,6 @@ func (o *Owner) greet(at Instant, p *peer, r *Request, answer *Response) {
 		p.session = o.sessions
 	}
 	answer.Answers, answer.Session = r.Seq, uint64(p.session)
-	if p.member && p.rolled < o.rollSince {
-		answer.RollWanted = o.rollSince
-	}
 	if p.session == 0 || !p.member {
 		return
 	}

@@ -47,6 +47,9 @@ func (o *Owner) report(at Instant, p *peer, epoch uint64, r *Report) {
 	}
 	o.touch(at, b)
 	o.take(at, p, epoch, id, b, i, r)
+	if (r.Idle || r.Closed) && r.Demand > 0 {
+		o.asked(at, p, r) // its demand outlives the series
+	}
 }
 
 // forgotten answers for a series that nobody knows.
