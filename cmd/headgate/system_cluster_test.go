@@ -70,8 +70,7 @@ type group struct {
 	http    *http.Client
 }
 
-// systemPolicy has limits that no test reaches, whatever part of them a node has and however lately
-// it came: buckets that fill in an hour start full.
+// systemPolicy has limits that no test reaches, and that refuse nothing while their owner changes.
 func systemPolicy(upstream string) string {
 	return fmt.Sprintf(`version: 1
 backends: [{name: b, url: %q}]
@@ -79,8 +78,8 @@ models: [{name: m, backends: [b]}]
 plans:
   - name: p
     limits:
-      - {name: tokens, scope: org, unit: tokens, rate: 1000000000/h}
-      - {name: requests, scope: key, unit: requests, rate: 1000000000/h}
+      - {name: tokens, scope: org, unit: tokens, rate: 1000000000/min, unavailable: allow}
+      - {name: requests, scope: key, unit: requests, rate: 1000000000/min, unavailable: allow}
 tenants: [{name: dev, plan: p}]
 `, upstream)
 }

@@ -155,21 +155,28 @@ func TestJoinReadmitsNothing(t *testing.T) {
 	}
 }
 
-// TestReplacingAllNodesAdmitsNoMore: each node in turn stops for good, and another takes its place, until
+// TestReplacingAllNodesAdmitsNoMore: each node in turn stops for good, and others are in its place, until
 // none of the first is left.
 func TestReplacingAllNodesAdmitsNoMore(t *testing.T) {
 	heavy(t)
 	f := spentTenants(t, 3)
-	for _, m := range f.members[:3] {
+	for range 3 {
 		f.add().up()
-		f.awaitView(f.living()...)
+	}
+	f.awaitView(f.members...)
+	last := f.members[5]
+	last.node.await("five voters", func() bool { return f.voters(last) == 5 })
+	for i, m := range f.members[:3] {
 		m.end(syscall.SIGTERM)
 		if code := m.node.cmd.ProcessState.ExitCode(); code != 0 {
 			t.Errorf("%s ended with %d", m.name, code)
 		}
 		f.awaitView(f.living()...)
 		f.askAll(4)
+		voters := []int{5, 3, 3}[i]
+		last.node.await(fmt.Sprintf("%d voters", voters), func() bool { return f.voters(last) == voters })
 	}
+	f.askAll(4)
 	f.spentStay("a replacement of all")
 }
 

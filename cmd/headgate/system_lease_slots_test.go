@@ -108,6 +108,7 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 	inHand := map[string]int64{}
 	for _, tenant := range tenants {
 		inHand[tenant] = f.inHand(tenant, f.others(owner)[0])
+		t.Logf("%s before the SIGKILL: %s", tenant, f.others(owner)[0].node.ok("limits", "show", tenant, "--json"))
 		if inHand[tenant] > 100_000/20 {
 			t.Errorf("%s: %d in hand: too much for a block", tenant, inHand[tenant])
 		}
@@ -118,7 +119,8 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 	f.awaitView(rest...)
 	for _, tenant := range tenants {
 		eventually(t, tenant+" to be served again", func() bool {
-			return f.ask(t.Context(), rest[0], tenant, want{tokens: dayCost}).code == http.StatusOK
+			r := f.ask(t.Context(), rest[0], tenant, want{tokens: dayCost})
+			return r.code == http.StatusOK
 		})
 		t.Logf("%s was served again %s after the SIGKILL, when the others' view was without the owner and those before it were tried", tenant, seconds(time.Duration(cluster.Now()-killed)))
 		for refused, i := 0, 0; refused < 6 && i < 1000; i++ { // what another node holds of the rest comes when it is called back
@@ -129,7 +131,7 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 		}
 		got, left := int64(len(up.of(tenant)))*dayCost, f.inHand(tenant, rest[0])
 		if left >= dayCost {
-			t.Errorf("%s: %d are left and refused", tenant, left)
+			t.Errorf("%s: %d are left and refused: %s", tenant, left, rest[0].node.ok("limits", "show", tenant, "--json"))
 		}
 		t.Logf("%s: %d of 100000 came to the model server, %d are left; %d were in the owner's hand or lent when it was killed", tenant, got, left, inHand[tenant])
 		if lost := 100_000 - got - left; lost < 0 || lost > inHand[tenant] {
