@@ -31,7 +31,7 @@ SEEDS ?= 100000
 sim: ## the simulation of the view lease over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 
-SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped
+SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
 	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 10m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 

@@ -20,9 +20,10 @@ type Bucketful struct {
 	Key   limiter.Key
 	Limit limiter.Limit
 	Owner string // the node; "": none, or out of reach
-	// Level is what the owner has left to lend, negative in debt; Lent the rate lent, in
-	// 1/ShareOne; Outstanding what holders may still spend at once, by the owner's count.
-	Level, Lent, Outstanding int64
+	// Level is what the owner has left to lend, negative in debt, and of a durable limit what the ledger
+	// has; Here is without that. Lent is the rate lent, in 1/ShareOne; Outstanding what holders may
+	// still spend at once, by the owner's count.
+	Level, Here, Lent, Outstanding int64
 	// Reset is the time until it would be full if nothing were lent; limiter.Never for a semaphore
 	// in use. A window's is not known here.
 	Reset   time.Duration
@@ -101,13 +102,15 @@ func (s service) Levels(_ context.Context, r *leasepb.LevelsRequest) (*leasepb.L
 // levels are this process's.
 func (m *Manager) levels(tenant string) *leasepb.LevelsResponse {
 	m.ownerMu.Lock()
+	m.self.wanted.Store(true) // what was settled here just now counts
+	m.exchangeLocked(nil)
 	owned := m.owner.Levels(m.cfg.Clock(), tenant)
 	m.ownerMu.Unlock()
 	held := m.holder.Levels(tenant)
 	return &leasepb.LevelsResponse{
 		Owned: collect(owned[:min(len(owned), maxLevels)], func(o *OwnerLevel) *leasepb.OwnedLevel {
 			return &leasepb.OwnedLevel{
-				Bucket: keyPB(&o.Key), Limit: limitPB(&o.Limit), Level: o.Level, Lent: o.Lent, Outstanding: o.Outstanding,
+				Bucket: keyPB(&o.Key), Limit: limitPB(&o.Limit), Level: o.Level, Here: o.Here, Lent: o.Lent, Outstanding: o.Outstanding,
 				Holders: collect(o.Holders, func(h *OwnerHolding) *leasepb.OwnedHolding {
 					return &leasepb.OwnedHolding{Holder: h.Holder, Name: h.Name, Share: h.Share, Outstanding: h.Outstanding, Level: h.Level, Live: h.Live}
 				}),
@@ -129,7 +132,7 @@ func (g *gathered) owned(by Member, r *leasepb.LevelsResponse) error {
 		if c.err != nil {
 			return c.err
 		}
-		b := &Bucketful{Key: k, Limit: limit, Owner: by.Name, Level: o.GetLevel(), Lent: int64(o.GetLent()), Outstanding: o.GetOutstanding()}
+		b := &Bucketful{Key: k, Limit: limit, Owner: by.Name, Level: o.GetLevel(), Here: o.GetHere(), Lent: int64(o.GetLent()), Outstanding: o.GetOutstanding()}
 		b.Reset = resetOf(&limit, b.Level, b.Outstanding)
 		for _, h := range o.GetHolders() {
 			of := b.of(h.GetName())

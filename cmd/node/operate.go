@@ -219,7 +219,7 @@ func level(b *lease.Bucketful, rule *ledger.ResolvedLimit, away string) admin.Le
 	a := admin.Level{
 		Limit: rule.Name, Scope: rule.Scope, Unit: rule.Unit, Subject: b.Key.Subject, Level: b.Level, Capacity: rule.Whole.Capacity(),
 		ResetMS: -1, Owner: b.Owner, Away: away, Unavailable: cmp.Or(rule.Unavailable, proxy.Local.String()),
-		Lendable: b.Level, Debt: max(-b.Level, 0), Outstanding: b.Outstanding, LentRate: lentRate(b.Lent), Holders: []admin.Holding{},
+		Lendable: b.Here, Debt: max(-b.Here, 0), Outstanding: b.Outstanding, LentRate: lentRate(b.Lent), Holders: []admin.Holding{},
 	}
 	if b.Reset != limiter.Never {
 		a.ResetMS = b.Reset.Milliseconds()

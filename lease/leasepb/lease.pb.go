@@ -1809,6 +1809,7 @@ type OwnedLevel struct {
 	Lent          uint32                 `protobuf:"varint,4,opt,name=lent,proto3" json:"lent,omitempty"`
 	Outstanding   int64                  `protobuf:"varint,5,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
 	Holders       []*OwnedHolding        `protobuf:"bytes,6,rep,name=holders,proto3" json:"holders,omitempty"`
+	Here          int64                  `protobuf:"zigzag64,7,opt,name=here,proto3" json:"here,omitempty"` // level, of a durable limit without what the ledger has left
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1883,6 +1884,13 @@ func (x *OwnedLevel) GetHolders() []*OwnedHolding {
 		return x.Holders
 	}
 	return nil
+}
+
+func (x *OwnedLevel) GetHere() int64 {
+	if x != nil {
+		return x.Here
+	}
+	return 0
 }
 
 type OwnedHolding struct {
@@ -2186,7 +2194,7 @@ const file_lease_leasepb_lease_proto_rawDesc = "" +
 	"\x06tenant\x18\x01 \x01(\fR\x06tenant\"w\n" +
 	"\x0eLevelsResponse\x123\n" +
 	"\x05owned\x18\x01 \x03(\v2\x1d.headgate.lease.v1.OwnedLevelR\x05owned\x120\n" +
-	"\x04held\x18\x02 \x03(\v2\x1c.headgate.lease.v1.HeldLevelR\x04held\"\xf6\x01\n" +
+	"\x04held\x18\x02 \x03(\v2\x1c.headgate.lease.v1.HeldLevelR\x04held\"\x8a\x02\n" +
 	"\n" +
 	"OwnedLevel\x121\n" +
 	"\x06bucket\x18\x01 \x01(\v2\x19.headgate.lease.v1.BucketR\x06bucket\x12.\n" +
@@ -2194,7 +2202,8 @@ const file_lease_leasepb_lease_proto_rawDesc = "" +
 	"\x05level\x18\x03 \x01(\x12R\x05level\x12\x12\n" +
 	"\x04lent\x18\x04 \x01(\rR\x04lent\x12 \n" +
 	"\voutstanding\x18\x05 \x01(\x03R\voutstanding\x129\n" +
-	"\aholders\x18\x06 \x03(\v2\x1f.headgate.lease.v1.OwnedHoldingR\aholders\"\x9c\x01\n" +
+	"\aholders\x18\x06 \x03(\v2\x1f.headgate.lease.v1.OwnedHoldingR\aholders\x12\x12\n" +
+	"\x04here\x18\a \x01(\x12R\x04here\"\x9c\x01\n" +
 	"\fOwnedHolding\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\x04R\x06holder\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
