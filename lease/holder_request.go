@@ -206,7 +206,7 @@ func (w *writer) visit(s *tab) bool {
 	switch woken := b.wokenAt.Load(); {
 	case woken > s.sentAt:
 		hint = 0
-	case b.demand.news() || b.asked.Load() != b.demand.word:
+	case b.demand.news() || b.demand.usedAt > s.sentAt || b.asked.Load() != b.demand.word:
 		hint = int64(hintEvery)
 	}
 	if !settled && !waits || live && now-s.sentAt >= hint {
@@ -215,9 +215,10 @@ func (w *writer) visit(s *tab) bool {
 	return live || !settled
 }
 
-// waitsForRoll says whether the slots of a series are first to be counted by a roll.
+// waitsForRoll says whether the slots of a series are first to be counted by a roll that does not go
+// with this request.
 func (w *writer) waitsForRoll(s *tab) bool {
-	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch <= s.after
+	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch < s.after
 }
 
 // report says where a series stands, once a request.

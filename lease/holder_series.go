@@ -55,7 +55,7 @@ type tab struct {
 	granted int64
 	ack     uint64
 	window  int64
-	after   uint64 // nothing is said of it before the roll of this epoch was taken
+	after   uint64 // nothing is said of it before the roll of this epoch is
 	sentAt  int64  // when it was reported last
 	said    int64  // what that was: totals.said
 	settled int64  // of what is acknowledged

@@ -33,8 +33,13 @@ func (h *Holder) Step(v *View) {
 		if recount {
 			b.part = v.Place(Home(&b.key, old.Place(Home(&b.key, false)) != b.part))
 		}
-		if moved[b.part] {
-			h.move(b, at.Now, rolls[v.OwnerOf(b.part).Incarnation])
+		roll := rolls[v.OwnerOf(b.part).Incarnation]
+		switch {
+		case moved[b.part]:
+			h.move(b, at.Now, roll)
+		case roll != nil:
+			// Its owner may have skipped a view that this process saw, and know of nothing.
+			h.recountSlots(b, roll)
 		}
 	}
 	for _, p := range h.peers {
@@ -189,9 +194,8 @@ func (h *Holder) detach(s *tab, c *cell) {
 }
 
 // recountSlots puts all of a bucket's slots in use under one series, which the new owner will number
-// when it has the roll. What owners of before lent is theirs no more. Where views were skipped, the
-// owner may have been the owner all along: then it hears, once it has the roll, that all of its series
-// is returned.
+// when it has the roll. What owners of before lent is theirs no more. An owner that has been the owner
+// all along hears with the roll, not before, that all of its series is returned.
 func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	owner := h.view.Load().OwnerOf(b.part).Incarnation
 	before, inUse, last := h.sealSlots(b)

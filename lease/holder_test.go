@@ -686,7 +686,7 @@ func TestHolderThatSkippedAViewRollsWhatItsOwnerLent(t *testing.T) {
 	s.take(&c)
 	s.step(3, ownerA, ownerA)
 	q := s.h.Request(ownerA, nil)
-	if q.Roll == nil || q.Roll.Slots[0].InUse != 7 || len(q.Reports) != 0 {
+	if q.Roll == nil || q.Roll.Slots[0].InUse != 7 || len(q.Reports) != 1 || q.Reports[0].Returned != 8 || !q.Reports[0].Closed {
 		t.Fatalf("%+v", q)
 	}
 	s.push(ownerA, 1, slotLease(5, 2, 8, 8))
@@ -695,8 +695,7 @@ func TestHolderThatSkippedAViewRollsWhatItsOwnerLent(t *testing.T) {
 	}
 	l := slotLease(6, 1, 0, 7)
 	l.Rolled = true
-	s.answer(ownerA, 1, l)
-	if r := s.report(ownerA, 5); r == nil || r.Returned != 8 || !r.Closed || r.Ack != 2 {
+	if r := s.answer(ownerA, 1, l).Reports; len(r) != 1 || r[0].Returned != 8 || !r[0].Closed || r[0].Ack != 2 {
 		t.Fatalf("%+v", r)
 	}
 	s.settle(&c, 0)
@@ -958,5 +957,33 @@ func TestHolderClosesWhatWasDecidedForIt(t *testing.T) {
 	}
 	if st := s.h.Stats(); !closed || st.Series != 0 || st.Buckets != 0 {
 		t.Fatalf("closed %v: %+v", closed, st)
+	}
+}
+
+// TestHolderRollsAllOfAnOwner: an owner that skipped a view knows nothing of a partition that, for this
+// process, has been its own all along.
+func TestHolderRollsAllOfAnOwner(t *testing.T) {
+	s := newStand(t, 0)
+	s.step(2, ownerA, ownerB)
+	l := slotLease(5, 1, 8, 8)
+	s.answer(ownerA, 1, l)
+	c, d := limiter.Charge{Key: keyA, Limit: slots8, Cost: 3}, limiter.Charge{Key: keyA, Limit: slots8, Cost: 2}
+	s.take(&c)
+	s.take(&d)
+	s.step(3, ownerA, ownerA)
+	q := s.h.Request(ownerA, nil)
+	if len(q.Roll.Slots) != 1 || q.Roll.Slots[0].InUse != 5 || len(q.Reports) != 1 || q.Reports[0].Returned != 8 {
+		t.Fatalf("%+v", q)
+	}
+	s.settle(&c, 0)
+	s.settle(&d, 0)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 3, Answers: q.Seq, Session: 1, Left: 1e9, RollTaken: 3, RollWanted: 4})
+	s.step(4, ownerA, ownerA)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 4, Session: 1, RollWanted: 4})
+	if q := s.h.Request(ownerA, nil); q.Roll == nil || len(q.Roll.Slots) != 0 {
+		t.Fatalf("%+v", q.Roll)
+	}
+	if st := s.h.Stats(); st.Series != 0 || st.Unacknowledged != 1 { // the roll
+		t.Fatalf("slots that came back before they had a number: %+v", st)
 	}
 }
