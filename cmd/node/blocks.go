@@ -19,14 +19,16 @@ const drawAgain = time.Second
 func (b blocks) Draw(ctx context.Context, d lease.Draw) (lease.Drawn, error) {
 	out := lease.Drawn{Bucket: d.Bucket, N: d.N}
 	r, err := b.n.cluster.Ledger().ReserveBlock(ctx, ledger.Reserve{
-		Bucket: d.Key, Limit: d.Limit, Owner: b.n.self, Epoch: d.Epoch, N: d.N, Want: d.Want, Least: d.Least, Holding: d.Holding,
+		Bucket: d.Key, Limit: d.Limit, Owner: b.n.self, Epoch: d.Epoch, N: d.N, Want: d.Want, Least: d.Least, Holding: d.Holding, Debt: d.Debt,
 	})
 	var stale *ledger.StaleBlock
 	var refusal *ledger.Refusal
 	switch {
 	case err == nil:
 		out.Granted, out.RetryAfter, out.Level, out.Window = r.Granted, int64(r.RetryAfter), r.Level, r.Window
-	case errors.As(err, &stale), errors.As(err, &refusal), errors.Is(err, ledger.ErrDurableFull):
+	case errors.As(err, &stale) && stale.N > 0:
+		out.Stale = stale.N
+	case stale != nil, errors.As(err, &refusal), errors.Is(err, ledger.ErrDurableFull):
 		// It would be the same again: the next draw may do better.
 		b.n.log.Warn("the ledger gave no block of a durable limit", "tenant", d.Key.Tenant, "limit", d.Key.Limit, "error", err)
 		out.RetryAfter = int64(drawAgain)
