@@ -215,10 +215,10 @@ func (w *writer) visit(s *tab) bool {
 	return live || !settled
 }
 
-// waitsForRoll says whether the slots of a series are first to be counted by a roll that does not go
-// with this request.
+// waitsForRoll says whether the slots of a series are first to be counted by a roll. That goes with the
+// same request is not enough: an owner that has not stepped as far takes the report and not the roll.
 func (w *writer) waitsForRoll(s *tab) bool {
-	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch < s.after
+	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch <= s.after
 }
 
 // report says where a series stands, once a request.

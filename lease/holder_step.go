@@ -195,7 +195,7 @@ func (h *Holder) detach(s *tab, c *cell) {
 
 // recountSlots puts all of a bucket's slots in use under one series, which the new owner will number
 // when it has the roll. What owners of before lent is theirs no more. An owner that has been the owner
-// all along hears with the roll, not before, that all of its series is returned.
+// all along hears that all of its series is returned, once it has taken the roll.
 func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	owner := h.view.Load().OwnerOf(b.part).Incarnation
 	before, inUse, last := h.sealSlots(b)
