@@ -202,6 +202,9 @@ func (n *Node) Levels(ctx context.Context, tenant string) ([]admin.Level, error)
 	}
 	away := ""
 	buckets, err := n.limits.Levels(ctx, tenant)
+	if n.supersede(ctx, buckets, limits) {
+		buckets, err = n.limits.Levels(ctx, tenant)
+	}
 	if err != nil {
 		away = err.Error()
 	}
@@ -212,6 +215,23 @@ func (n *Node) Levels(ctx context.Context, tenant string) ([]admin.Level, error)
 		}
 	}
 	return out, nil
+}
+
+// maxSuperseded bounds the buckets that are brought under a changed limit because somebody looks.
+const maxSuperseded = 1000
+
+// supersede has the owners of buckets that were not used since their limits changed take the change
+// over, so that they are shown as they will be then. It says whether there was any.
+func (n *Node) supersede(ctx context.Context, buckets []lease.Bucketful, limits map[string]ledger.ResolvedLimit) (any bool) {
+	for i := range buckets[:min(len(buckets), maxSuperseded)] {
+		b := &buckets[i]
+		if rule, ok := limits[b.Key.Limit]; ok && b.Limit.Revision < rule.Whole.Revision {
+			any = true
+			cs := [...]limiter.Charge{{Key: b.Key, Limit: rule.Whole, Spread: rule.Spread, Shadow: true}}
+			n.limits.Peek(ctx, cs[:], make([]limiter.Decision, 1))
+		}
+	}
+	return any
 }
 
 // level words one bucket for people.
