@@ -187,7 +187,7 @@ func (o *Owner) admit(at Instant, r *Request) *peer {
 	case r.Owner != o.cfg.Self, r.Seq == 0, len(r.Reports) > maxReports, len(r.Asks) > maxAsks, r.Dropped > uint64(o.sessions), r.Session > uint64(o.sessions):
 		o.stats.Rejected++
 		return nil
-	case o.view == nil || o.cfg.Rights.Lease(at.Now) <= 0:
+	case o.view == nil || o.cfg.Rights.Lease(at.Now, o.view.Epoch) <= 0:
 		return nil
 	}
 	return o.peer(r.Holder)

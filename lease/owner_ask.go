@@ -114,7 +114,7 @@ func (o *Owner) may(at Instant, c *AskCharge) bool {
 	if c.Limit.Algorithm == limiter.Semaphore && !o.rollComplete(at, part) {
 		return false
 	}
-	return reading(&c.Limit, at) != 0 // a wall clock that nobody trusts opens no window
+	return at.Wall != 0 || !byWall(&c.Limit) // a wall clock that nobody trusts opens no window
 }
 
 // open finds or makes the buckets and brings them to now.

@@ -168,10 +168,14 @@ type inherited struct {
 	end     int64 // when the lease has ended for certain
 }
 
+// byWall says whether a limit goes by the wall clock.
+func byWall(l *limiter.Limit) bool {
+	return l.Algorithm == limiter.FixedWindow || l.Algorithm == limiter.SlidingWindow || l.Algorithm == limiter.SlidingLog
+}
+
 // reading is the clock that a bucket goes by.
 func reading(l *limiter.Limit, at Instant) int64 {
-	switch l.Algorithm {
-	case limiter.FixedWindow, limiter.SlidingWindow, limiter.SlidingLog:
+	if byWall(l) {
 		return at.Wall
 	}
 	return at.Now

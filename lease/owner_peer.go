@@ -88,7 +88,7 @@ func (o *Owner) greet(at Instant, p *peer, r *Request, answer *Response) {
 	}
 	answer.Left = int64(sessionFor)
 	if o.cfg.Break&BreakViewBound == 0 {
-		answer.Left = min(answer.Left, o.cfg.Rights.Lease(at.Now))
+		answer.Left = min(answer.Left, o.cfg.Rights.Lease(at.Now, o.view.Epoch))
 	}
 	p.deadline = max(p.deadline, at.Now+answer.Left*102/100+int64(sessionMargin))
 }
