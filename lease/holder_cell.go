@@ -269,10 +269,7 @@ func (c *cell) take(now, cost int64) (left int64, v verdict) {
 	if cost > c.depth {
 		return 0, short
 	}
-	need := cost
-	if c.kind == kindRate {
-		need = c.pace().up(cost)
-	}
+	need := c.inLeft(cost)
 	for {
 		w := c.word.Load()
 		if w == sealed {
@@ -422,21 +419,33 @@ func (c *cell) inUnits(left int64) int64 {
 	return max(left, 0)
 }
 
+// left is the level now, in the word's unit.
+func (c *cell) left(now int64) int64 {
+	w := c.word.Load()
+	if w == sealed {
+		return 0
+	}
+	return c.inWord(w, now)
+}
+
+// inLeft is a cost in the word's unit.
+func (c *cell) inLeft(cost int64) int64 {
+	if c.kind == kindRate {
+		return c.pace().up(cost)
+	}
+	return cost
+}
+
 // describe says what a lease decided that leaves a level, in the word's unit, in it. It is for people,
 // who are not to see a unit less for a part of a nanosecond.
 func (c *cell) describe(at Instant, left int64, d *limiter.Decision) {
 	if c.kind == kindRate {
-		left++
+		left = min(left+2, c.deep+1)
 	}
-	c.describeUnits(at, c.inUnits(left), d)
-}
-
-// describeUnits is describe for a level in units.
-func (c *cell) describeUnits(at Instant, left int64, d *limiter.Decision) {
 	d.By, d.RetryAfter, d.At = limiter.ByLease, 0, at.Now
 	if c.closes != 0 {
 		d.At = at.Wall
 	}
-	d.Remaining = min(left+c.level, c.terms.limit.Capacity())
+	d.Remaining = min(c.inUnits(left)+c.level, c.terms.limit.Capacity())
 	d.Reset = time.Duration(c.terms.reset(d.Remaining, at.Wall))
 }

@@ -204,9 +204,10 @@ func (h *Holder) Peek(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 		}
 		cell := b.lease.Load()
 		if cell != nil && cell.suits(c.Limit) && cell.spendable(at) {
-			if left := cell.holds(cell.word.Load(), at.Now) - cost; left >= 0 {
+			left := cell.left(at.Now)
+			if cell.inUnits(left) >= cost {
 				missing &^= 1 << i
-				cell.describeUnits(at, left, d)
+				cell.describe(at, left-cell.inLeft(cost), d)
 				continue
 			}
 		}
@@ -247,7 +248,7 @@ func (h *Holder) Settle(cs []limiter.Charge, actual []int64, ds []limiter.Decisi
 			continue
 		}
 		if cell := s.bucket.lease.Load(); cell != nil && leased {
-			cell.describeUnits(at, cell.holds(cell.word.Load(), at.Now), &ds[i])
+			cell.describe(at, cell.left(at.Now), &ds[i])
 			continue
 		}
 		afterwards(cs[i].Limit, cost-cs[i].Cost, &ds[i])
