@@ -222,9 +222,14 @@ func (f *Fence) Valid(now int64) bool {
 	return r.left(now, &r.member) > 0
 }
 
-// Lease is for how many nanoseconds more Valid holds unless a lease comes; 0: it does not.
-func (f *Fence) Lease(now int64) int64 {
+// Lease is for how many nanoseconds more Valid holds unless a lease comes; 0: it does not, or a view
+// after epoch was stepped to. Whoever has not gone on to that view himself must not act on its lease:
+// what he goes by may be another's.
+func (f *Fence) Lease(now int64, epoch uint64) int64 {
 	r := f.rights.Load()
+	if r.epoch > epoch {
+		return 0
+	}
 	return r.left(now, &r.member)
 }
 

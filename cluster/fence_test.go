@@ -440,3 +440,18 @@ func (f *Fence) NextChange(now int64) (at int64, ok bool) {
 	}
 	return at, at != never
 }
+
+// A lease for a later view is none to who has not gone on to that view.
+func TestLeaseOfALaterView(t *testing.T) {
+	f := NewFence(Self{Name: "a", Incarnation: fenceSelf}, FenceOptions{})
+	f.Step(0, with(1, "a", "b"))
+	f.Granted(0, 1, 1)
+	if left := f.Lease(2, 1); left != int64(leaseCounts)-2 {
+		t.Errorf("%d ns are left", left)
+	}
+	f.Step(3, with(2, "a", "b"))
+	f.Granted(4, 5, 2)
+	if left, then := f.Lease(6, 2), f.Lease(6, 1); left != int64(leaseCounts)-2 || then != 0 {
+		t.Errorf("%d ns are left by view 2, %d by view 1", left, then)
+	}
+}

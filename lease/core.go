@@ -14,6 +14,9 @@ type Instant struct {
 // Clock reads both. It is called more than once in a step where the protocol wants a second reading.
 type Clock func() Instant
 
+// anyEpoch asks Rights.Lease whatever the view is.
+const anyEpoch = ^uint64(0)
+
 // The times of the protocol.
 const (
 	// KeepEvery is how often a holder speaks to an owner of whom it holds anything.
@@ -55,9 +58,10 @@ func (v *View) OwnerOf(partition uint32) Member {
 type Rights interface {
 	// Left is for how many ns more, at now, this process may grant for a partition; 0: not at all.
 	Left(now int64, partition uint32) int64
-	// Lease is for how many ns more, at now, the process's view lease holds; 0: it holds none. No
-	// session is extended by more.
-	Lease(now int64) int64
+	// Lease is for how many ns more, at now, the process's view lease holds; 0: it holds none, or the
+	// rights have gone on to a view after epoch: a lease of that view must not extend what was lent
+	// in the one before, which may have moved. No session is extended by more.
+	Lease(now int64, epoch uint64) int64
 	// Started ends a partition's wait early, since it was handed over in epoch.
 	Started(now int64, epoch uint64, partition uint32)
 }

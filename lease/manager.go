@@ -349,7 +349,7 @@ func (m *Manager) Owing() []uint64 {
 // Degraded says in words which owners are out of reach, so that charges go by their Apart; "": none.
 // It does not block.
 func (m *Manager) Degraded() string {
-	if m.cfg.Rights.Lease(m.cfg.Clock().Now) <= 0 {
+	if m.cfg.Rights.Lease(m.cfg.Clock().Now, anyEpoch) <= 0 {
 		return "this node holds no view lease"
 	}
 	if s := m.degraded.Load(); s != nil {
@@ -393,7 +393,7 @@ func (m *Manager) Where(c *limiter.Charge) (owner string, held int64, away strin
 		}
 	}
 	switch {
-	case m.cfg.Rights.Lease(m.cfg.Clock().Now) <= 0:
+	case m.cfg.Rights.Lease(m.cfg.Clock().Now, anyEpoch) <= 0:
 		return to.Name, held, "this node holds no view lease"
 	case to.Incarnation == 0:
 		return "", held, "no node owns it"

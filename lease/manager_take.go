@@ -177,7 +177,7 @@ func (t *taking) ask(to Member, partition, which uint32) (refused int, reached b
 			return -1, true
 		}
 		// Without a view lease there is nobody to wait for.
-		if !fresh || alone && t.m.cfg.Rights.Lease(t.m.cfg.Clock().Now) <= 0 || !t.pause(tries) {
+		if !fresh || alone && t.m.cfg.Rights.Lease(t.m.cfg.Clock().Now, anyEpoch) <= 0 || !t.pause(tries) {
 			break
 		}
 	}

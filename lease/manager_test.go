@@ -93,7 +93,7 @@ func (r *fakeRights) Left(now int64, p uint32) int64 {
 	return int64(980 * time.Millisecond)
 }
 
-func (r *fakeRights) Lease(int64) int64 {
+func (r *fakeRights) Lease(int64, uint64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.lapsed || r.epoch == 0 {

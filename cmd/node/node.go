@@ -191,9 +191,9 @@ func (r rights) Left(now int64, partition uint32) int64 {
 }
 
 // Lease see lease.Rights.
-func (r rights) Lease(now int64) int64 {
+func (r rights) Lease(now int64, epoch uint64) int64 {
 	if c := r.n.joined.Load(); c != nil {
-		return c.Fence().Lease(now)
+		return c.Fence().Lease(now, epoch)
 	}
 	return 0
 }
