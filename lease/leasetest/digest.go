@@ -2,15 +2,81 @@ package leasetest
 
 import (
 	"hash/maphash"
+	"maps"
 	"math/bits"
 	"reflect"
+	"strings"
 	"sync"
+	"unsafe"
 )
 
-// digest is a hash of all that a value holds and refers to, unexported fields too, in whatever order its maps are.
-// Functions, mutexes and seeds of hashes do not count.
-type digest struct {
-	seen map[uintptr]uint64 // pointers, by the order in which they were met
+// digester hashes all that a value holds and refers to, unexported fields too, in whatever order its maps are. Functions,
+// mutexes, seeds of hashes and the fields that it is told to leave out do not count.
+type digester struct {
+	out   map[string]bool // fields left out, by type and name: "Owner.stats"
+	plans map[reflect.Type]*plan
+}
+
+// plan is what counts of a type.
+type plan struct {
+	flat   bool // its bytes say all
+	fields []int
+}
+
+func newDigester(out ...string) *digester {
+	d := &digester{out: map[string]bool{}, plans: map[reflect.Type]*plan{}}
+	for _, name := range out {
+		d.out[name] = true
+	}
+	return d
+}
+
+func (d *digester) of(h uint64, vs ...any) uint64 {
+	w := walk{d: d, seen: map[uintptr]uint64{}}
+	for _, v := range vs {
+		h = w.value(h, reflect.ValueOf(v))
+	}
+	return h
+}
+
+func (d *digester) plan(t reflect.Type) *plan {
+	if p := d.plans[t]; p != nil {
+		return p
+	}
+	p := &plan{}
+	d.plans[t] = p // a type may refer to itself
+	p.flat = d.isFlat(t)
+	if t.Kind() == reflect.Struct && !p.flat {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			switch f.Type {
+			case reflect.TypeFor[sync.Mutex](), reflect.TypeFor[sync.RWMutex](), reflect.TypeFor[maphash.Seed]():
+				continue
+			}
+			if f.Name != "_" && f.Type.Kind() != reflect.Func && !d.out[t.Name()+"."+f.Name] {
+				p.fields = append(p.fields, i)
+			}
+		}
+	}
+	return p
+}
+
+// isFlat says whether a type refers to nothing, and all of it counts.
+func (d *digester) isFlat(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Array:
+		return d.plan(t.Elem()).flat
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if f.Type.Size() > 0 && !d.plan(f.Type).flat || d.out[t.Name()+"."+f.Name] {
+				return false
+			}
+		}
+		return true
+	case reflect.Pointer, reflect.UnsafePointer, reflect.Interface, reflect.Slice, reflect.Map, reflect.String, reflect.Func, reflect.Chan:
+		return false
+	}
+	return true
 }
 
 func mix(h, x uint64) uint64 {
@@ -18,15 +84,26 @@ func mix(h, x uint64) uint64 {
 	return hi ^ lo
 }
 
-func digestOf(h uint64, vs ...any) uint64 {
-	d := digest{seen: map[uintptr]uint64{}}
-	for _, v := range vs {
-		h = d.value(h, reflect.ValueOf(v))
+func mixBytes(h uint64, b []byte) uint64 {
+	for len(b) >= 8 {
+		if x := *(*uint64)(unsafe.Pointer(&b[0])); x != 0 {
+			h = mix(h, x^uint64(len(b))<<32)
+		}
+		b = b[8:]
+	}
+	for _, x := range b {
+		h = mix(h, uint64(x))
 	}
 	return h
 }
 
-func (d *digest) value(h uint64, v reflect.Value) uint64 {
+// walk is one digest under way.
+type walk struct {
+	d    *digester
+	seen map[uintptr]uint64 // pointers, by the order in which they were met
+}
+
+func (w *walk) value(h uint64, v reflect.Value) uint64 {
 	switch v.Kind() {
 	case reflect.Bool:
 		if v.Bool() {
@@ -40,60 +117,105 @@ func (d *digest) value(h uint64, v reflect.Value) uint64 {
 	case reflect.Float32, reflect.Float64:
 		return mix(h, uint64(v.Float()*1e6))
 	case reflect.String:
-		s := v.String()
-		for i := range len(s) {
-			h = mix(h, uint64(s[i]))
-		}
-		return mix(h, uint64(len(s)))
-	case reflect.Struct:
-		return d.structure(h, v)
+		return mixBytes(mix(h, uint64(v.Len())), []byte(v.String()))
+	case reflect.Struct, reflect.Array:
+		return w.composite(h, v)
 	case reflect.Pointer, reflect.UnsafePointer:
-		return d.pointer(h, v)
+		return w.pointer(h, v)
 	case reflect.Interface:
 		if v.IsNil() {
 			return mix(h, 3)
 		}
-		return d.value(h, v.Elem())
-	case reflect.Slice, reflect.Array:
-		for i := range v.Len() {
-			h = d.value(h, v.Index(i))
-		}
-		return mix(h, uint64(v.Len()))
+		return w.value(h, v.Elem())
+	case reflect.Slice:
+		return w.slice(mix(h, uint64(v.Len())), v)
 	case reflect.Map:
 		sum := uint64(0)
 		for it := v.MapRange(); it.Next(); {
-			sum += d.value(d.value(h, it.Key()), it.Value())
+			entry := walk{d: w.d, seen: maps.Clone(w.seen)} // so that no entry counts for another
+			sum += entry.value(entry.value(h, it.Key()), it.Value())
 		}
 		return mix(mix(h, sum), uint64(v.Len()))
 	}
 	return h
 }
 
-func (d *digest) structure(h uint64, v reflect.Value) uint64 {
-	t := v.Type()
-	switch t {
-	case reflect.TypeFor[sync.Mutex](), reflect.TypeFor[sync.RWMutex](), reflect.TypeFor[maphash.Seed]():
+func (w *walk) slice(h uint64, v reflect.Value) uint64 {
+	t := v.Type().Elem()
+	if v.Len() == 0 {
 		return h
 	}
-	for i := range v.NumField() {
-		if t.Field(i).Name != "_" {
-			h = d.value(h, v.Field(i))
-		}
+	if w.d.plan(t).flat {
+		return mixBytes(h, unsafe.Slice((*byte)(v.UnsafePointer()), v.Len()*int(t.Size())))
+	}
+	for i := range v.Len() {
+		h = w.value(h, v.Index(i))
 	}
 	return h
 }
 
-func (d *digest) pointer(h uint64, v reflect.Value) uint64 {
+func (w *walk) composite(h uint64, v reflect.Value) uint64 {
+	t := v.Type()
+	p := w.d.plan(t)
+	var raw []byte
+	if v.CanAddr() {
+		raw = unsafe.Slice((*byte)(unsafe.Pointer(v.UnsafeAddr())), t.Size())
+		if p.flat {
+			return mixBytes(h, raw)
+		}
+		if zero(raw) && t.PkgPath() != "sync/atomic" {
+			return mix(h, 8)
+		}
+	}
+	if v.Kind() == reflect.Array {
+		for i := range v.Len() {
+			h = w.value(h, v.Index(i))
+		}
+		return h
+	}
+	if t.PkgPath() == "sync/atomic" && strings.HasPrefix(t.Name(), "Pointer[") {
+		to := t.Field(0).Type.Elem() // [0]*T
+		at := v.FieldByName("v").UnsafePointer()
+		return w.pointer(h, reflect.NewAt(to.Elem(), at))
+	}
+	if p.flat {
+		for _, f := range v.Fields() {
+			h = w.value(h, f)
+		}
+		return h
+	}
+	for _, i := range p.fields {
+		h = w.value(h, v.Field(i))
+	}
+	return h
+}
+
+func zero(b []byte) bool {
+	for len(b) >= 8 {
+		if *(*uint64)(unsafe.Pointer(&b[0])) != 0 {
+			return false
+		}
+		b = b[8:]
+	}
+	for _, x := range b {
+		if x != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *walk) pointer(h uint64, v reflect.Value) uint64 {
 	if v.IsNil() {
 		return mix(h, 4)
 	}
 	at := v.Pointer()
-	if n, known := d.seen[at]; known {
+	if n, known := w.seen[at]; known {
 		return mix(h, n)
 	}
 	if v.Kind() == reflect.UnsafePointer {
 		return mix(h, 5)
 	}
-	d.seen[at] = uint64(len(d.seen)) + 6
-	return d.value(h, v.Elem())
+	w.seen[at] = uint64(len(w.seen)) + 6
+	return w.value(h, v.Elem())
 }

@@ -2,6 +2,7 @@ package leasetest
 
 import (
 	"math/big"
+	"slices"
 
 	"headgate/lease"
 	"headgate/limiter"
@@ -25,6 +26,7 @@ type bucket struct {
 	debts   int64
 	frozen  int64 // the part of refunds[0] that may have gone into a lease that shows no level now
 	inUse   map[uint64]int64
+	excess  map[uint64]int64 // in use by processes that a view left out since
 }
 
 func newBucket(index int, key limiter.Key, spread bool, l limiter.Limit) *bucket {
@@ -34,9 +36,9 @@ func newBucket(index int, key limiter.Key, spread bool, l limiter.Limit) *bucket
 	case limiter.GCRA:
 		b.ideal = newIdeal(l)
 	case limiter.FixedWindow:
-		b.win = &windows{revs: b.revs, used: map[int64]int64{}}
+		b.win = &windows{revs: b.revs, used: map[int64]int64{}, debts: map[int64]int64{}}
 	case limiter.Semaphore:
-		b.inUse = map[uint64]int64{}
+		b.inUse, b.excess = map[uint64]int64{}, map[uint64]int64{}
 	}
 	return b
 }
@@ -83,7 +85,9 @@ type judge struct {
 	asks    map[askKey]*asked
 	told    map[seriesID]told
 	windows map[seriesID]int64
-	live    map[holding]int64 // until when, by the holder's clock, any session with any owner may last
+	granted map[seriesID]int64
+	rolled  map[holding]uint64 // the newest roll that an owner took of a holder
+	live    map[holding]int64  // until when, by the holder's clock, any session with any owner may last
 	sent    map[sentKey]int64
 }
 
@@ -102,7 +106,7 @@ type (
 
 func newJudge(w *world) *judge {
 	return &judge{
-		w: w, asks: map[askKey]*asked{}, told: map[seriesID]told{}, windows: map[seriesID]int64{},
+		w: w, asks: map[askKey]*asked{}, told: map[seriesID]told{}, windows: map[seriesID]int64{}, granted: map[seriesID]int64{}, rolled: map[holding]uint64{},
 		live: map[holding]int64{}, sent: map[sentKey]int64{},
 	}
 }
@@ -120,8 +124,12 @@ func (j *judge) spent(b *bucket, at, window, cost int64, kind entryKind) {
 			j.w.fail("%s: %s", b.key.Limit, b.ideal.over)
 		}
 	case b.win != nil:
+		if kind == forced {
+			b.win.debts[window] += cost
+			return
+		}
 		b.win.used[window] += cost
-		if n, most := b.win.used[window], b.win.count(at); kind == admitted && n > most {
+		if n, most := b.win.used[window], b.win.count(at); n > most && (cost <= most || n > cost) {
 			j.w.fail("%s: window %d admitted %d of %d", b.key.Limit, window, n, most)
 		}
 	}
@@ -138,6 +146,7 @@ func (j *judge) back(b *bucket, at, window, n int64) {
 	if n <= 0 {
 		return
 	}
+	j.w.logf("%d of %s are back (of %d)", n, b.key.Limit, b.refunds[window])
 	b.refunds[window] -= n
 	b.frozen = min(b.frozen, b.refunds[0])
 	switch {
@@ -152,15 +161,21 @@ func (j *judge) back(b *bucket, at, window, n int64) {
 // answers; nil: nothing.
 func (j *judge) answered(p *proc, at lease.Instant, truth int64, r *lease.Request, outs []*lease.Response) {
 	if r != nil && len(outs) > 0 && outs[0].Answers == r.Seq {
-		j.reported(truth, r, outs[0])
+		j.reported(p, truth, r, outs[0])
 	}
 	for _, out := range outs {
+		if out.RollTaken > 0 {
+			h := holding{out.Holder, out.Owner}
+			j.rolled[h] = max(j.rolled[h], out.RollTaken)
+		}
 		for i := range out.Leases {
 			l := &out.Leases[i]
-			j.windows[seriesID{out.Owner, l.Series}] = l.Window
-			if l.Number == 1 && l.Depth > 0 && !l.Rolled {
+			id := seriesID{out.Owner, l.Series}
+			j.windows[id] = l.Window
+			if l.Granted > j.granted[id] && !l.Rolled {
 				j.mayGrant(p, at, l.Partition, "lent")
 			}
+			j.granted[id] = max(j.granted[id], l.Granted)
 		}
 		for i := range out.Decisions {
 			j.decided(p, at, truth, out, &out.Decisions[i])
@@ -194,7 +209,7 @@ func (j *judge) decided(p *proc, at lease.Instant, truth int64, out *lease.Respo
 			continue
 		}
 		window := b.windowOf(at.Wall)
-		if c.At > epoch {
+		if c.At > epoch/2 {
 			window = b.windowOf(c.At)
 		}
 		j.windows[seriesID{out.Owner, c.Series}] = window
@@ -206,34 +221,58 @@ func (j *judge) decided(p *proc, at lease.Instant, truth int64, out *lease.Respo
 	}
 }
 
-// reported enters the refunds and debts that an owner acknowledged. Those of series that it does
-// not know it is free to forget.
-func (j *judge) reported(truth int64, r *lease.Request, answer *lease.Response) {
+// reported enters the refunds and debts that an owner acknowledged. Those of series that it does not know it is
+// free to forget. Those of a partition that is still to be handed to it count once it is.
+func (j *judge) reported(p *proc, truth int64, r *lease.Request, answer *lease.Response) {
 	for i := range r.Reports {
 		rep := &r.Reports[i]
-		id := seriesID{rep.Granter, rep.Series}
-		forgotten := false
-		for _, f := range answer.Forgotten {
-			forgotten = forgotten || f == lease.Series{Granter: rep.Granter, Number: rep.Series}
-		}
-		b := j.w.bucketOf(&rep.Key)
-		if forgotten || b == nil {
+		if p.w.views[answer.Epoch-1].OwnerOf(rep.Partition).Incarnation != p.inc ||
+			slices.Contains(answer.Forgotten, lease.Series{Granter: rep.Granter, Number: rep.Series}) {
 			continue
 		}
-		t := j.told[id]
-		if rep.Refunded > t.refunded {
-			j.back(b, truth, j.windows[id], rep.Refunded-t.refunded)
-			t.refunded = rep.Refunded
+		if rep.Granter != p.inc && !p.knows[rep.Partition] {
+			p.early = append(p.early, *rep)
+			continue
 		}
-		if n := min(rep.Debt-t.debt, b.debts); n > 0 {
-			b.debts -= n
-			j.w.logf("debt of %d of %s is known", n, b.key.Limit)
-			window := j.windows[id]
-			j.spent(b, truth, window, n, forced)
-		}
-		t.debt = max(t.debt, rep.Debt)
-		j.told[id] = t
+		j.take(truth, rep)
 	}
+}
+
+// accepted enters what was told early of the series that a hand-off names.
+func (j *judge) accepted(p *proc, truth int64, h *lease.Handoff) {
+	p.knows[h.Partition], p.rights.waited[h.Partition] = true, false
+	for i := range p.early {
+		rep := &p.early[i]
+		for _, b := range h.Buckets {
+			if b.Key == rep.Key && slices.ContainsFunc(b.Series, func(s lease.HandedSeries) bool {
+				return s.Granter == rep.Granter && s.Series == rep.Series
+			}) {
+				j.take(truth, rep)
+			}
+		}
+	}
+	p.early = slices.DeleteFunc(p.early, func(r lease.Report) bool { return r.Partition == h.Partition })
+}
+
+// take enters what is new in a report.
+func (j *judge) take(truth int64, rep *lease.Report) {
+	id := seriesID{rep.Granter, rep.Series}
+	b := j.w.bucketOf(&rep.Key)
+	if b == nil {
+		return
+	}
+	t := j.told[id]
+	if rep.Refunded > t.refunded {
+		j.back(b, truth, j.windows[id], rep.Refunded-t.refunded)
+		t.refunded = rep.Refunded
+	}
+	if n := min(rep.Debt-t.debt, b.debts); n > 0 {
+		b.debts -= n
+		j.w.logf("debt of %d of %s is known", n, b.key.Limit)
+		j.spent(b, truth, j.windows[id], n, forced)
+	}
+	t.debt = max(t.debt, rep.Debt)
+	j.told[id] = t
 }
 
 // check is what must be true at every instant.
@@ -266,7 +305,18 @@ func (j *judge) oneGranter() {
 			}
 			granter = p
 		}
+		if granter != nil && granter != w.started[part] && granter.rights.waited[part] {
+			w.stats.Takeovers++
+			for _, b := range w.buckets { // it counts as empty, whatever was owed beyond
+				if b.ideal != nil && int(b.partition(w)) == part {
+					b.ideal.put(granter.clock.when(granter.rights.start[part]), 0, forgiven)
+				}
+			}
+		}
 		w.granters[part] = granter
+		if granter != nil {
+			w.started[part] = granter
+		}
 	}
 }
 
@@ -287,10 +337,13 @@ func (j *judge) gather(tenant string) {
 			at = p.busyAt
 		}
 		for i, ls := 0, p.owner.Levels(at, tenant); i < len(ls); i++ {
-			if b := w.bucketOf(&ls[i].Key); b != nil && p.rights.Left(at.Now, b.partition(w)) > 0 {
+			if b := w.bucketOf(&ls[i].Key); b != nil && p.rights.Left(at.Now, b.partition(w)) > 0 && w.granters[b.partition(w)] == p {
 				s := &w.sums[b.index]
-				s.owner += ls[i].Level
-				s.ownerWindow = b.windowOf(at.Wall)
+				if b.inUse != nil && !j.lendsSlots(p, b.partition(w)) {
+					continue
+				}
+				s.owner += ls[i].Here
+				s.ownerWindow = ls[i].Window
 				s.known = true
 			}
 		}
@@ -300,12 +353,26 @@ func (j *judge) gather(tenant string) {
 	}
 }
 
+// lendsSlots says whether an owner knows of all slots that others lent of a partition.
+func (j *judge) lendsSlots(p *proc, part uint32) bool {
+	since := p.rights.since[part]
+	if since == 1 {
+		return true
+	}
+	for _, m := range j.w.views[p.epoch-1].Members {
+		if j.rolled[holding{m.Incarnation, p.inc}] < since {
+			return false
+		}
+	}
+	return p.clock.local(j.w.now) >= p.rights.stepped[part]+takeoverWait
+}
+
 // sum is what can be spent of a bucket.
 type sum struct {
-	owner, holders, inUse int64
-	ownerWindow           int64
-	known                 bool // the owner has it
-	byWindow              map[int64]int64
+	owner, holders int64
+	ownerWindow    int64
+	known          bool // the owner has it
+	byWindow       map[int64]int64
 }
 
 func (j *judge) gatherHolder(p *proc, l *lease.HolderLevel) {
@@ -315,15 +382,15 @@ func (j *judge) gatherHolder(p *proc, l *lease.HolderLevel) {
 		return
 	}
 	s := &w.sums[b.index]
-	if b.inUse != nil && member(w.newest(), p.inc) {
-		s.inUse += l.InUse
-	}
 	if l.Left <= 0 || l.Level <= 0 {
 		return
 	}
 	// Slots are not lost with a session: a new owner knows of those that are in use, and of no others.
 	if g := w.granters[l.Partition]; g != nil && g.inc != l.Granter && g.rights.waited[l.Partition] && !j.w.lax {
 		w.fail("%s can spend %d of %s that %d lent it, and %s grants it after its wait", p.name, l.Level, b.key.Limit, l.Granter, g.name)
+	}
+	if b.inUse != nil && p.epoch <= p.lastOut {
+		return // what it takes now is excess
 	}
 	s.holders += l.Level
 	if b.win != nil {
@@ -340,24 +407,17 @@ func (j *judge) spendable(b *bucket) {
 	s := &w.sums[b.index]
 	switch {
 	case b.ideal != nil:
-		total := s.owner + s.holders
 		if !s.known && w.granters[b.partition(w)] != nil {
 			return // what an owner does not remember is full, or as its floor has it: seen once it is asked for
 		}
-		excess := b.ideal.room(w.now, total)
-		if excess == nil {
-			return
+		// Debts apart: what somebody can spend. With them: what the owner thinks that it is owed, too. Where no
+		// owner grants nobody has a debt: it is on its way to the next one, or lost.
+		if total := max(0, s.owner) + s.holders; total > 0 {
+			j.conforms(b, s, total, true)
 		}
-		// What was refunded into a lease that showed no level then shows now.
-		need := excess.Add(excess, b.ideal.scale)
-		need.Sub(need, big.NewInt(1)).Div(need, b.ideal.scale)
-		if n := need.Int64(); need.IsInt64() && n <= b.frozen {
-			b.frozen -= n
-			j.back(b, w.now, 0, n)
-			return
+		if s.known && !b.durable { // whose debts the ledger has
+			j.conforms(b, s, s.owner+s.holders, false)
 		}
-		w.fail("%s: %d with the owner and %d with holders is %s more than an ideal bucket has (%d)",
-			b.key.Limit, s.owner, s.holders, need, b.ideal.level(w.now))
 	case b.win != nil:
 		for window, n := range s.byWindow {
 			j.windowRoom(b, s, window, n)
@@ -370,30 +430,53 @@ func (j *judge) spendable(b *bucket) {
 	}
 }
 
+// conforms compares a sum with the ideal bucket.
+func (j *judge) conforms(b *bucket, s *sum, total int64, plain bool) {
+	w := j.w
+	excess := b.ideal.room(w.now, total, plain)
+	if excess == nil {
+		return
+	}
+	// What was refunded into a lease that showed no level then shows now.
+	need := excess.Add(excess, b.ideal.scale)
+	need.Sub(need, big.NewInt(1)).Div(need, b.ideal.scale)
+	if n := need.Int64(); need.IsInt64() && n <= b.frozen {
+		b.frozen -= n
+		j.back(b, w.now, 0, n)
+		return
+	}
+	w.fail("%s: %d with the owner and %d with holders is %s more than an ideal bucket has (%d)",
+		b.key.Limit, s.owner, s.holders, need, b.ideal.level(w.now))
+}
+
 func (j *judge) windowRoom(b *bucket, s *sum, window, lent int64) {
-	total := lent
-	if s.ownerWindow == window && s.owner > 0 {
+	// What holders had in hand before a debt they may still spend; the owner pays for it first.
+	used, total := b.win.used[window], lent
+	if s.known && s.ownerWindow == window {
+		if s.owner < 0 {
+			used += b.win.debts[window]
+		}
 		total += s.owner
 	}
-	if most := b.win.count(j.w.now); total > 0 && b.win.used[window]+total > most {
-		j.w.fail("%s: of window %d %d are spent and %d can be, of %d", b.key.Limit, window, b.win.used[window], total, most)
+	if most := b.win.count(j.w.now); total > 0 && used+total > most {
+		j.w.fail("%s: of window %d %d are spent and %d can be, of %d", b.key.Limit, window, used, total, most)
 	}
 }
 
-// slots: those in use at members, by their own count, are at most as many as there are; a process that is in
-// no view any more, and does not know it, is excess.
+// slots: those in use, by the processes' own count, are at most as many as there are; what a process uses that a
+// view left out while it did is excess.
 func (j *judge) slots(b *bucket, s *sum) {
 	w := j.w
 	var used, excess int64
 	for inc, n := range b.inUse {
-		if p := w.byInc[inc]; p == nil || !p.alive {
-			continue
+		if w.byInc[inc].alive {
+			used += n
 		}
-		if !member(w.newest(), inc) {
+	}
+	for inc, n := range b.excess {
+		if w.byInc[inc].alive {
 			excess += n
-			continue
 		}
-		used += n
 	}
 	w.stats.ExcessSlots = max(w.stats.ExcessSlots, excess)
 	if most := b.slots(w.now); used > most {

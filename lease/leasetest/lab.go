@@ -12,13 +12,16 @@ import (
 // whenever the newest view allows it. Search and the directed schedules drive it.
 type lab struct {
 	*world
-	cut map[*proc]bool // no view lease, no view
+	cut  map[*proc]bool // no view lease, no view
+	park int64          // how long asks may wait for a recall
 }
 
 // newLab is a lab with buckets, in view 1: a owns all.
-func newLab(cfg Config, limits ...limiter.Limit) *lab {
+func newLab(cfg Config, limits ...limiter.Limit) *lab { return newSmallLab(cfg, 4, limits...) }
+
+func newSmallLab(cfg Config, nodes int, limits ...limiter.Limit) *lab {
 	s := &Script{Partitions: 1}
-	for range 4 {
+	for range nodes {
 		s.Clocks = append(s.Clocks, clock{offset: 1000 * ms})
 	}
 	for i, l := range limits {
@@ -37,22 +40,12 @@ func labOf(cfg Config, s *Script) *lab {
 	for _, n := range w.nodes {
 		w.start(n)
 	}
-	w.own(w.proc('a'), w.members()...)
+	w.own(w.proc('a'), w.living()...)
 	w.stepAll()
 	return w
 }
 
 func (w *lab) proc(name rune) *proc { return w.nodes[name-'a'].proc }
-
-// members are the processes that live.
-func (w *lab) members() (alive []*proc) {
-	for _, n := range w.nodes {
-		if n.proc.alive {
-			alive = append(alive, n.proc)
-		}
-	}
-	return alive
-}
 
 // own commits a view in which one process owns the partition. Nobody has heard of it yet.
 func (w *lab) own(owner *proc, members ...*proc) {
@@ -99,9 +92,9 @@ func (w *lab) handOffs(p *proc) {
 // renew gives view leases to whom the newest view allows one.
 func (w *lab) renew() {
 	for _, p := range w.procs {
-		if v := w.newest(); p.alive && !w.cut[p] && member(v, p.inc) && p.epoch == v.Epoch {
+		if v := w.newest(); p.alive && !w.cut[p] && member(v, p.inc) && p.rights.epoch == v.Epoch {
 			now := p.clock.local(w.now)
-			p.rights.granted(now, now, p.epoch)
+			p.rights.granted(now, now, p.rights.epoch)
 		}
 	}
 }
@@ -128,7 +121,7 @@ func (w *lab) wait(d int64) {
 
 // take asks for a cost of a bucket at a process.
 func (w *lab) take(p *proc, costs ...int64) {
-	t := Take{N: w.stats.Requests + 1, Wait: 0}
+	t := Take{N: w.stats.Requests + 1, Wait: w.park}
 	for i, c := range costs {
 		if c > 0 {
 			t.Charges = append(t.Charges, TakeCharge{Bucket: i, Cost: c, Actual: c})
@@ -173,6 +166,11 @@ func (w *lab) deliver(i int, keep bool) {
 	}
 	w.world.deliver(m)
 	w.look()
+}
+
+// numbered is where message n lies in the bag.
+func (w *lab) numbered(n int) int {
+	return slices.IndexFunc(w.bag, func(m packet) bool { return m.number == n })
 }
 
 // flush delivers everything, and what comes of it, in order.

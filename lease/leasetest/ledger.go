@@ -30,8 +30,10 @@ func (w *world) draw(from uint64, d lease.Draw) {
 	}
 	a, known := b.answers[from]
 	switch {
-	case d.Epoch < b.epoch || known && d.N < a.N:
+	case d.Epoch < b.epoch:
 		return
+	case known && d.N < a.N:
+		a = lease.Drawn{Bucket: d.Bucket, N: d.N, Stale: a.N}
 	case !known || d.N > a.N:
 		b.epoch = d.Epoch
 		a = b.grant(w.now, &d)
@@ -50,6 +52,7 @@ func (b *blocks) grant(now int64, d *lease.Draw) lease.Drawn {
 		b.owed = max(b.owed-(now-b.last)*b.limit.Rate.Count, b.outstanding*per, 0)
 	}
 	b.last = now
+	b.owed += max(0, d.Debt) * per
 	a := lease.Drawn{Bucket: d.Bucket, N: d.N, Window: b.window}
 	level := b.limit.Capacity() - (b.owed+per-1)/per
 	if n := min(d.Want, level); n > 0 && n >= d.Least {

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"headgate/lease"
 	"headgate/limiter"
@@ -34,7 +35,7 @@ type proc struct {
 	pausedSince, pausedUntil int64
 	leaving, gone            bool // asked to leave; all it held is returned
 	lagUntil                 int64
-	epoch                    uint64 // of the view it has stepped to
+	epoch                    uint64 // of the view that its cores have stepped to
 
 	rights *rights
 	owner  *lease.Owner
@@ -54,11 +55,17 @@ type proc struct {
 	readings  *[]reading // of the Take that is running
 	takePause int64      // how long the next Take pauses before its second reading
 	takeWhole bool       // with all that runs in the process
-	askedView int64      // when a view lease was asked for last
+	stepPause int64      // how long the next step pauses between the rights' and the cores'
+	stepping  bool
+	lastOut   uint64              // the epoch of the last view that left it out
+	using     map[*request]uint32 // the requests that hold slots, and which of their charges do
+	early     []lease.Report
+	knows     map[uint32]bool // partitions that were handed to it, as long as it owns them
 }
 
 type ownerWork struct {
 	request *lease.Request
+	forged  bool
 	do      func(at lease.Instant) []*lease.Response
 }
 
@@ -79,7 +86,7 @@ func (w *world) start(n *node) *proc {
 	p := &proc{
 		w: w, node: n, inc: inc, name: fmt.Sprintf("%s.%d", n.name, inc), clock: n.clock, alive: true,
 		rng:  rand.New(rand.NewPCG(w.cfg.Seed, inc<<8|2)),
-		tick: never, drawing: map[drawKey]bool{}, asking: map[uint64]*request{}, woken: map[uint64]bool{},
+		tick: never, drawing: map[drawKey]bool{}, asking: map[uint64]*request{}, woken: map[uint64]bool{}, knows: map[uint32]bool{}, using: map[*request]uint32{},
 	}
 	p.rights = &rights{self: inc, noWait: w.cfg.Break&lease.BreakWait != 0}
 	p.owner = lease.NewOwner(lease.OwnerConfig{
@@ -113,7 +120,7 @@ func (p *proc) die(how string) {
 func (p *proc) read() lease.Instant {
 	if p.readings != nil {
 		if p.takePause > 0 && len(*p.readings) > 0 {
-			d := p.takePause
+			d := min(p.takePause, p.w.cfg.storm-p.w.now)
 			p.takePause = 0
 			saved := p.readings
 			p.readings = nil
@@ -131,33 +138,65 @@ func (p *proc) read() lease.Instant {
 	return p.clock.read(p.w.now)
 }
 
-// step goes on to a view. In what order the cores hear of it is nobody's promise.
+// step goes on to a view: the rights first, then, inside the critical section, the cores. The next view waits for that.
 func (p *proc) step(v *lease.View) {
-	if v.Epoch <= p.epoch {
+	if v.Epoch <= p.rights.epoch || p.stepping {
 		return
 	}
-	p.epoch = v.Epoch
-	p.w.logf("%s steps to view %d", p.name, v.Epoch)
-	p.rights.step(p.clock.local(p.w.now), v)
-	own := func() {
+	w := p.w
+	w.logf("%s hears of view %d", p.name, v.Epoch)
+	p.rights.step(p.clock.local(w.now), v)
+	p.stepping = true
+	w.dirty = true
+	cores := func() {
 		p.own(ownerWork{do: func(at lease.Instant) []*lease.Response {
+			w.logf("%s steps to view %d", p.name, v.Epoch)
+			p.epoch = v.Epoch
 			p.owner.Step(at, v)
+			p.forgetEarly(v)
+			p.holder.Step(v)
+			p.stepping = false
 			return nil
 		}})
 		p.handOver()
+		if !w.cfg.manual {
+			w.later(p.rng.Int64N(3*ms), p, p.keepAll)
+		}
 	}
-	if p.rng.IntN(2) == 0 {
-		own()
-		p.holder.Step(v)
-	} else {
-		p.holder.Step(v)
-		own()
-	}
-	p.w.dirty = true
-	if !p.w.cfg.manual {
+	if !w.cfg.manual {
 		p.askViewLeaseOnce()
-		p.w.later(p.rng.Int64N(3*ms), p, p.keepAll)
 	}
+	d := min(p.stepPause, w.cfg.storm-w.now)
+	if p.stepPause = 0; d > 0 {
+		w.logf("%s pauses %d ms between its rights' step and its cores'", p.name, d/ms)
+		w.later(d, p, cores)
+		return
+	}
+	cores()
+}
+
+// forgetEarly forgets what was told of partitions that have come or gone.
+func (p *proc) forgetEarly(v *lease.View) {
+	for part, since := range p.rights.since {
+		if since == v.Epoch || v.OwnerOf(uint32(part)).Incarnation != p.inc {
+			delete(p.knows, uint32(part))
+			p.early = slices.DeleteFunc(p.early, func(r lease.Report) bool { return int(r.Partition) == part })
+		}
+	}
+}
+
+// installed says whether the owner has what a hand-off says of some series: so it was of use.
+func (p *proc) installed(at lease.Instant, h *lease.Handoff) bool {
+	for i := range h.Buckets {
+		for _, l := range p.owner.Levels(at, h.Buckets[i].Key.Tenant) {
+			for _, o := range l.Holders {
+				if len(h.Buckets[i].Series) > 0 && o.Granter == h.Buckets[i].Series[0].Granter && o.Series == h.Buckets[i].Series[0].Series {
+					return true
+				}
+			}
+		}
+	}
+	return p.rights.start[h.Partition] != never && !p.rights.waited[h.Partition]
 }
 
 // own queues for the owner. Its clock is read once it is inside; what it is given then may take its time.
@@ -172,11 +211,15 @@ func (p *proc) pump() {
 		work := p.work[0]
 		p.work = p.work[1:]
 		at, truth := p.clock.read(w.now), w.now
-		before, after := p.before, p.after
+		before, after := max(0, min(p.before, w.cfg.storm-w.now)), max(0, min(p.after, w.cfg.storm-w.now))
 		p.before, p.after = 0, 0
 		run := func() {
 			outs := work.do(at)
-			w.judge.answered(p, at, truth, work.request, outs)
+			r := work.request
+			if work.forged {
+				r = nil // what it says was never so
+			}
+			w.judge.answered(p, at, truth, r, outs)
 			w.dirty = true
 			send := func() {
 				for _, out := range outs {
@@ -291,7 +334,7 @@ func (p *proc) receive(m packet) {
 	switch {
 	case m.request != nil:
 		r := m.request
-		p.own(ownerWork{request: r, do: func(at lease.Instant) []*lease.Response { return p.owner.Handle(at, r) }})
+		p.own(ownerWork{request: r, forged: m.forged, do: func(at lease.Instant) []*lease.Response { return p.owner.Handle(at, r) }})
 	case m.response != nil:
 		p.heard(m.response)
 	case m.handoff != nil:
@@ -302,8 +345,9 @@ func (p *proc) receive(m packet) {
 			}
 			ok := p.owner.Accept(at, h)
 			w.logf("%s is handed partition %d of view %d by %d (nothing %v): %v", p.name, h.Partition, h.Epoch, h.From, h.Nothing, ok)
-			if ok && !h.Nothing {
+			if ok && !h.Nothing && p.rights.since[h.Partition] == h.Epoch && !p.knows[h.Partition] && p.installed(at, h) {
 				w.stats.HandOffs++
+				w.judge.accepted(p, w.now, h)
 			}
 			w.send(packet{from: p.inc, to: h.From, handedOff: &handedOff{h.Partition, h.Epoch}})
 			return nil
@@ -401,6 +445,7 @@ type request struct {
 	truth int64 // when it was sent
 	peek  bool
 	ended bool
+	out   bool // a view left the process out while this held slots: they are excess
 }
 
 func (p *proc) begin(do Take) {
@@ -435,7 +480,7 @@ func (p *proc) begin(do Take) {
 		q.ended = true
 		return
 	}
-	q.held, q.lack = 1<<len(q.cs)-1&^missing, missing
+	q.held, q.lack = (1<<len(q.cs)-1)&^missing, missing
 	q.taken(rs)
 	q.next()
 }
@@ -482,8 +527,35 @@ func (q *request) costs() bool {
 // use counts slots as in use.
 func (q *request) use(mask uint32) {
 	for i, b := range q.bs {
-		if mask>>i&1 == 1 && b.inUse != nil && q.cs[i].At != limiter.NotTaken {
-			b.inUse[q.p.inc] += q.cs[i].Cost
+		if mask>>i&1 == 0 || b.inUse == nil || q.cs[i].At == limiter.NotTaken {
+			continue
+		}
+		if !q.out && q.p.epoch <= q.p.lastOut {
+			q.leftOut()
+		}
+		q.slots(b)[q.p.inc] += q.cs[i].Cost
+		q.p.using[q] |= 1 << i
+	}
+}
+
+// slots is where a request's slots of a bucket are counted.
+func (q *request) slots(b *bucket) map[uint64]int64 {
+	if q.out {
+		return b.excess
+	}
+	return b.inUse
+}
+
+// leftOut makes the slots that a request holds excess.
+func (q *request) leftOut() {
+	if q.out {
+		return
+	}
+	q.out = true
+	for i, b := range q.bs {
+		if q.p.using[q]>>i&1 == 1 {
+			b.inUse[q.p.inc] -= q.cs[i].Cost
+			b.excess[q.p.inc] += q.cs[i].Cost
 		}
 	}
 }
@@ -556,6 +628,9 @@ func (q *request) decided(d *lease.AskDecision) {
 		return
 	case refused != -1:
 		w.stats.Refused++
+		if d.Refused == -1 { // a slot went to somebody else here: what the owner took goes back to it
+			q.giveBack(d)
+		}
 		q.cancel(fmt.Sprintf("is refused (%d)", refused))
 		return
 	}
@@ -567,6 +642,20 @@ func (q *request) decided(d *lease.AskDecision) {
 	q.lack &^= q.which
 	w.stats.Direct++
 	q.next()
+}
+
+// giveBack notes what is to come back of what an owner took and nothing came of.
+func (q *request) giveBack(d *lease.AskDecision) {
+	n := 0
+	for i, b := range q.bs {
+		if q.which>>i&1 == 0 {
+			continue
+		}
+		if c := &d.Charges[n]; c.Admitted && c.Series != 0 && !c.Lent {
+			b.refunds[b.windowOf(c.At)] += q.cs[i].Cost
+		}
+		n++
+	}
 }
 
 // cancel gives back what is held: the request is not admitted.
@@ -640,13 +729,14 @@ func (q *request) end(actual []int64, do func()) {
 			delta -= actual[i]
 		}
 		if b.inUse != nil {
-			if b.inUse[p.inc] -= q.cs[i].Cost; b.inUse[p.inc] < 0 {
+			delete(p.using, q)
+			if q.slots(b)[p.inc] -= q.cs[i].Cost; q.slots(b)[p.inc] < 0 {
 				w.fail("%s gives back more slots of %s than it took", p.name, b.key.Limit)
 			}
 			continue
 		}
 		at := q.ds[i].At
-		if at < epoch {
+		if at < epoch/2 { // of a monotonic clock
 			at = p.clock.read(w.now).Wall
 		}
 		x := part{b: b, window: b.windowOf(at), delta: delta}
@@ -662,15 +752,21 @@ func (q *request) end(actual []int64, do func()) {
 	w.dirty = true
 	for _, x := range parts {
 		level, frozen := p.inHand(x.b)
-		switch d := level - x.level; {
+		d := level - x.level
+		switch {
 		case d > 0:
 			w.judge.back(x.b, w.now, x.window, d)
 		case d < 0 && x.delta < 0: // the debt is taken out of the lease
+			d = max(d, x.delta) // levels are whole units, rounded down
 			x.b.debts -= min(-d, x.b.debts)
 			w.judge.spent(x.b, w.now, x.window, -d, forced)
 		}
-		if frozen && x.delta > 0 && x.b.ideal != nil {
+		switch {
+		case x.delta <= 0 || x.b.ideal == nil:
+		case frozen:
 			x.b.frozen = min(x.b.frozen+x.delta, x.b.refunds[0])
+		case level > 0: // the same: a unit may have come back and not show yet
+			x.b.frozen = min(x.b.frozen+1, x.b.refunds[0])
 		}
 	}
 }
@@ -688,12 +784,13 @@ func (p *proc) inHand(b *bucket) (level int64, frozen bool) {
 }
 
 func (q *request) String() string {
-	s := fmt.Sprintf("request %d", q.do.N)
+	var s strings.Builder
+	fmt.Fprintf(&s, "request %d", q.do.N)
 	for i := range q.cs {
-		s += fmt.Sprintf(" %d of %s", q.cs[i].Cost, q.cs[i].Key.Limit)
+		fmt.Fprintf(&s, " %d of %s", q.cs[i].Cost, q.cs[i].Key.Limit)
 	}
 	if q.lack != 0 {
-		s += fmt.Sprintf(" (%d of %d missing)", bits.OnesCount32(q.lack), len(q.cs))
+		fmt.Fprintf(&s, " (%d of %d missing)", bits.OnesCount32(q.lack), len(q.cs))
 	}
-	return s
+	return s.String()
 }

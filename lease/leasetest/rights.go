@@ -18,12 +18,13 @@ const (
 // rights is what a process may grant: a view lease (V1), and for each partition the wait (V4). It is
 // modelled on cluster.Fence, which has a simulation of its own.
 type rights struct {
-	self   uint64
-	noWait bool // breaks V4
-	epoch  uint64
-	start  []int64 // by partition; never: not this process's
-	since  []uint64
-	waited []bool // its start came by waiting, not by a hand-off
+	self    uint64
+	noWait  bool // breaks V4
+	epoch   uint64
+	start   []int64 // by partition; never: not this process's
+	since   []uint64
+	stepped []int64 // when the view of since was stepped to
+	waited  []bool  // its start came by waiting, not by a hand-off
 
 	leaseEpoch uint64
 	deadline   int64
@@ -36,16 +37,17 @@ func (r *rights) step(now int64, v *lease.View) {
 		return
 	}
 	follows := v.Epoch == r.epoch+1 && len(r.start) == len(v.Owners)
-	start, since, waited := r.start, r.since, r.waited
+	start, since, waited, stepped := r.start, r.since, r.waited, r.stepped
+	r.stepped = make([]int64, len(v.Owners))
 	r.start, r.since, r.waited = make([]int64, len(v.Owners)), make([]uint64, len(v.Owners)), make([]bool, len(v.Owners))
 	for p := range v.Owners {
 		switch {
 		case v.OwnerOf(uint32(p)).Incarnation != r.self:
 			r.start[p] = never
 		case follows && start[p] != never:
-			r.start[p], r.since[p], r.waited[p] = start[p], since[p], waited[p]
+			r.start[p], r.since[p], r.waited[p], r.stepped[p] = start[p], since[p], waited[p], stepped[p]
 		default:
-			r.start[p], r.since[p], r.waited[p] = now+takeoverWait, v.Epoch, v.Epoch > 1
+			r.start[p], r.since[p], r.waited[p], r.stepped[p] = now+takeoverWait, v.Epoch, v.Epoch > 1, now
 			if v.Epoch == 1 || r.noWait {
 				r.start[p] = now
 			}
@@ -75,7 +77,12 @@ func (r *rights) Left(now int64, partition uint32) int64 {
 }
 
 // Lease implements lease.Rights.
-func (r *rights) Lease(now int64) int64 { return max(0, r.deadline-now) }
+func (r *rights) Lease(now int64, epoch uint64) int64 {
+	if r.epoch > epoch {
+		return 0
+	}
+	return max(0, r.deadline-now)
+}
 
 // Started implements lease.Rights.
 func (r *rights) Started(now int64, epoch uint64, partition uint32) {

@@ -16,6 +16,7 @@ type Script struct {
 	Clocks     []clock
 	Partitions int
 	Buckets    []BucketSpec
+	Whim       bool   // sizes of leases are anything
 	Steps      []Step // in the order of At
 }
 
@@ -65,6 +66,7 @@ const (
 	PauseProc            // for For, seen from outside as if it were gone
 	PauseTake            // the next take pauses between its readings; N: the whole process does
 	PauseOwner           // the owner pauses between its reading and what it does with it
+	PauseStep            // the next step pauses between the rights' and the cores'
 	PauseAnswer          // the owner pauses before it sends what it did
 	Cut                  // nodes of mask N from the others
 	CutOneWay            // from Node to To
@@ -79,10 +81,13 @@ const (
 	Wild                 // a view of members N
 	Policy               // a bucket (To) has a new limit
 	Sweep
+	Forge // of the next message from Node to To a twisted copy goes along
 )
 
-var stepNames = [...]string{"take", "pause", "pause take", "pause owner", "pause answer", "cut", "cut one way", "lossy", "slow",
-	"crash", "leave", "zombie", "move", "away and back", "lag", "wild view", "policy", "sweep"}
+var stepNames = [...]string{
+	"take", "pause", "pause take", "pause owner", "pause step", "pause answer", "cut", "cut one way", "lossy", "slow",
+	"crash", "leave", "zombie", "move", "away and back", "lag", "wild view", "policy", "sweep", "forge",
+}
 
 func (s Step) String() string {
 	text := fmt.Sprintf("%8.1f ms  %s", float64(s.At)/float64(ms), stepNames[s.Kind])
@@ -124,6 +129,7 @@ func NewScript(seed uint64) *Script {
 	for i := range 1 + m.rng.IntN(3) {
 		m.s.Buckets = append(m.s.Buckets, m.bucket(i))
 	}
+	m.s.Whim = m.chance(.5)
 	m.load()
 	m.faults()
 	slices.SortStableFunc(m.s.Steps, func(a, b Step) int { return cmp.Compare(a.At, b.At) })
@@ -262,7 +268,7 @@ func (m *maker) faults() {
 func (m *maker) fault(at int64) {
 	nodes := len(m.s.Clocks)
 	s := Step{At: at, Node: m.node(), To: m.rng.IntN(nodes + 1), For: min(m.between(20*ms, 2500*ms), storm-at)}
-	switch m.rng.IntN(24) {
+	switch m.rng.IntN(27) {
 	case 0:
 		s.Kind = PauseProc
 	case 1, 2:
@@ -277,6 +283,8 @@ func (m *maker) fault(at int64) {
 		}
 	case 5:
 		s.Kind = PauseAnswer
+	case 26:
+		s.Kind = PauseStep
 	case 6, 7:
 		s.Kind, s.N = Cut, m.rng.Int64N(1<<nodes)
 	case 8:
@@ -305,6 +313,8 @@ func (m *maker) fault(at int64) {
 		s.Kind, s.N = Wild, m.rng.Int64N(1<<nodes)
 	case 23:
 		m.policy(&s)
+	case 24, 25:
+		s.Kind = Forge
 	}
 	m.add(s)
 	if m.chance(.3) {

@@ -8,16 +8,18 @@ import (
 	"headgate/limiter"
 )
 
-// Space is the small world that Search goes through: two owners, two holders, one bucket.
+// Space is the small world that Search goes through: one bucket, which a owns and b may come to own, and two holders, b
+// and c.
 type Space struct {
 	Limit   limiter.Limit
 	Break   lease.Rule
 	Sizer   lease.Sizer
-	Depth   int  // actions in a row
-	Packets int  // messages sent, at most
-	Budget  int  // states, at most
-	Move    bool // the bucket moves with both owners alive; otherwise the first crashes
+	Warm    bool // both holders begin with sessions and what the Sizer lends them
+	Move    bool // the bucket moves with both owners alive; otherwise a crashes
 	Costs   []int64
+	Depth   int // actions in a row
+	Packets int // messages sent, at most
+	Budget  int // states, at most
 }
 
 // Found is what Search came to.
@@ -31,8 +33,8 @@ type Found struct {
 // act is something that may happen next in the small world.
 type act struct {
 	kind byte
-	proc byte // 'a' to 'd'
-	n    int
+	proc byte // 'a' to 'c'; 0: it concerns everybody
+	n    int  // the cost, or the message by its number
 }
 
 const (
@@ -59,31 +61,43 @@ func (a act) String() string {
 	case actKeep:
 		return fmt.Sprintf("keep-alive from %c", a.proc)
 	case actDeliver:
-		return fmt.Sprintf("deliver %d", a.n)
+		return fmt.Sprintf("message %d comes to %c", a.n, a.proc)
 	case actRepeat:
-		return fmt.Sprintf("deliver %d and keep it", a.n)
+		return fmt.Sprintf("message %d comes to %c, not for the last time", a.n, a.proc)
 	case actHalf:
-		return "½ TTL passes"
+		return "half a session passes"
 	case actWhole:
-		return "TTL + margin pass"
+		return "a session and its margin pass"
 	case actEnd:
 		return "the owner's time ends"
 	}
 	return fmt.Sprintf("%c applies the view", a.proc)
 }
 
-// search is a depth-first walk. A path is played from its beginning each time: the cores cannot be copied.
-type search struct {
-	space Space
-	found Found
-	seen  map[uint64]int8 // by digest: with how many actions left it was seen
-	path  []act
+// taken is an act, and how many messages had been sent before it.
+type taken struct {
+	act
+	sent int
 }
 
-// Search goes through every order in which the small world's actions can come. States that were seen with as
-// many actions left are not gone into again.
+// search is a depth-first walk. A path is played from its beginning each time: the cores cannot be copied.
+type search struct {
+	space  Space
+	found  Found
+	digest *digester
+	seen   map[uint64]int8 // by digest: with how many actions left it was seen
+	path   []taken
+}
+
+// Search goes through every order in which the small world's actions can come. Of two neighbours that concern different
+// processes, and so do not care which of them comes first, one order is tried; a state that was seen with as many
+// actions left is not gone into again.
 func Search(space Space) Found {
-	s := &search{space: space, seen: map[uint64]int8{}}
+	s := &search{space: space, seen: map[uint64]int8{}, digest: newDigester(
+		// Counters, scratch, and what hangs on the seed of a hash.
+		"Owner.stats", "Owner.step", "Owner.sight", "Owner.looks", "shard[headgate/lease.bucket].slots", "peer.look", "peer.place",
+		"Holder.stats", "Holder.table", "purse.hash",
+	)}
 	s.found.Whole = true
 	s.walk(space.Depth)
 	s.found.States = len(s.seen)
@@ -96,7 +110,11 @@ func (s *search) walk(left int) {
 	if s.found.Violation != "" {
 		return
 	}
-	sum := w.digest()
+	// What may come next depends on the last act, too: see idle.
+	sum := w.digest(s.digest)
+	if n := len(s.path); n > 0 {
+		sum = mix(sum, uint64(s.path[n-1].proc)<<8|uint64(s.path[n-1].sent))
+	}
 	if was, known := s.seen[sum]; known && int(was) >= left {
 		return
 	}
@@ -109,7 +127,10 @@ func (s *search) walk(left int) {
 		return
 	}
 	for _, a := range s.choices(w) {
-		s.path = append(s.path, a)
+		if s.idle(a) {
+			continue
+		}
+		s.path = append(s.path, taken{a, w.packets})
 		s.walk(left - 1)
 		s.path = s.path[:len(s.path)-1]
 		if s.found.Violation != "" {
@@ -118,12 +139,33 @@ func (s *search) walk(left int) {
 	}
 }
 
+// idle says that an act could as well have come before the last one, where it was tried.
+func (s *search) idle(a act) bool {
+	if len(s.path) == 0 || a.proc == 0 {
+		return false
+	}
+	last := s.path[len(s.path)-1]
+	if last.proc == 0 || a.proc >= last.proc {
+		return false
+	}
+	delivers := a.kind == actDeliver || a.kind == actRepeat
+	return !delivers || a.n <= last.sent
+}
+
 // play plays the path.
 func (s *search) play() *lab {
-	w := newLab(Config{Break: s.space.Break, Sizer: s.space.Sizer}, s.space.Limit)
+	w := newSmallLab(Config{Break: s.space.Break, Sizer: s.space.Sizer}, 3, s.space.Limit)
+	if s.space.Warm {
+		for _, name := range "bc" {
+			w.take(w.proc(name), 1)
+			w.flush()
+			w.settle(w.proc(name), 1)
+		}
+	}
+	w.packets = 0
 	s.found.Runs++
 	for i, a := range s.path {
-		s.do(w, a)
+		s.do(w, a.act)
 		s.found.Actions++
 		if w.failed != "" {
 			s.found.Violation = w.failed
@@ -136,38 +178,22 @@ func (s *search) play() *lab {
 	return w
 }
 
-// choices lists what can come next. The holders are alike: the first to do anything is c.
+// choices lists what can come next.
 func (s *search) choices(w *lab) (acts []act) {
-	sent := w.sent()
-	for _, name := range []byte("cd") {
-		p := w.proc(rune(name))
-		if name == 'd' && len(s.path) == 0 {
+	for _, name := range []byte("bc") {
+		acts = append(acts, s.atHolder(w, name)...)
+	}
+	if p := w.proc('a'); s.did(actEnd) && p.alive && w.packets < s.space.Packets && len(p.holder.Owners()) > 0 {
+		acts = append(acts, act{kind: actKeep, proc: 'a'}) // its roll
+	}
+	for _, kind := range []byte{actDeliver, actRepeat} {
+		if kind == actRepeat && s.did(actRepeat) {
 			continue
 		}
-		open := 0
-		for _, q := range w.open {
-			if q.p == p {
-				open++
-			}
-		}
-		if sent < s.space.Packets {
-			for _, c := range s.space.Costs {
-				acts = append(acts, act{actTake, name, int(c)})
-			}
-			if len(p.holder.Owners()) > 0 {
-				acts = append(acts, act{kind: actKeep, proc: name})
-			}
-		}
-		if open > 0 {
-			acts = append(acts, act{kind: actSettle, proc: name}, act{kind: actOwe, proc: name})
-		}
-	}
-	for i := range w.bag {
-		acts = append(acts, act{kind: actDeliver, n: i})
-	}
-	if !s.did(actRepeat) {
 		for i := range w.bag {
-			acts = append(acts, act{kind: actRepeat, n: i})
+			if p := w.byInc[w.bag[i].to]; p != nil && p.alive {
+				acts = append(acts, act{kind, p.node.name[0], w.bag[i].number})
+			}
 		}
 	}
 	if n := s.count(actHalf) + 2*s.count(actWhole); n < 6 {
@@ -176,9 +202,28 @@ func (s *search) choices(w *lab) (acts []act) {
 	if !s.did(actEnd) {
 		return append(acts, act{kind: actEnd})
 	}
-	for _, name := range []byte("abcd") {
+	for _, name := range []byte("abc") {
 		if p := w.proc(rune(name)); p.alive && p.epoch < uint64(len(w.views)) {
 			acts = append(acts, act{kind: actStep, proc: name})
+		}
+	}
+	return acts
+}
+
+// atHolder is what a holder can do.
+func (s *search) atHolder(w *lab, name byte) (acts []act) {
+	p := w.proc(rune(name))
+	if w.packets < s.space.Packets {
+		for _, c := range s.space.Costs {
+			acts = append(acts, act{actTake, name, int(c)})
+		}
+		if len(p.holder.Owners()) > 0 {
+			acts = append(acts, act{kind: actKeep, proc: name})
+		}
+	}
+	for _, q := range w.open {
+		if q.p == p {
+			return append(acts, act{kind: actSettle, proc: name}, act{kind: actOwe, proc: name})
 		}
 	}
 	return acts
@@ -212,7 +257,7 @@ func (s *search) do(w *lab, a act) {
 			w.keep(p, owner)
 		}
 	case actDeliver, actRepeat:
-		w.deliver(a.n, a.kind == actRepeat)
+		w.deliver(w.numbered(a.n), a.kind == actRepeat)
 	case actHalf:
 		w.wait(leaseFor / 2)
 	case actWhole:
@@ -221,42 +266,40 @@ func (s *search) do(w *lab, a act) {
 		if !s.space.Move {
 			p.die("crashes")
 		}
-		w.own(w.proc('b'), w.members()...)
+		w.own(w.proc('b'), w.living()...)
 	case actStep:
 		w.step(p)
 	}
 }
 
-// sent counts the messages that were put into the bag.
-func (w *lab) sent() int { return w.packets }
-
 // digest is a hash of all that can matter from here on.
-func (w *lab) digest() uint64 {
+func (w *lab) digest(d *digester) uint64 {
 	h := mix(1, uint64(w.now))
 	for _, p := range w.procs {
 		if !p.alive {
 			h = mix(h, 7)
 			continue
 		}
-		h = digestOf(h, p.epoch, p.rights, p.owner, p.holder)
+		h = d.of(h, p.epoch, p.rights, p.owner, p.holder)
 	}
 	bag := uint64(0)
 	for _, m := range w.bag {
-		bag += digestOf(0, m)
+		m.number = 0
+		bag += d.of(0, m)
 	}
 	h = mix(h, bag)
 	for _, q := range w.open {
-		h = digestOf(h, q.p.inc, q.cs)
+		h = d.of(h, q.p.inc, q.cs)
 	}
 	for _, b := range w.buckets {
 		if b.ideal != nil {
 			for _, e := range b.ideal.entries {
-				h = digestOf(h, e.at, e.amount)
+				h = d.of(h, e.at, e.amount)
 			}
 		} else {
-			h = digestOf(h, b.win, b.inUse)
+			h = d.of(h, b.win, b.inUse)
 		}
-		h = digestOf(h, b.refunds, b.debts, b.frozen)
+		h = d.of(h, b.refunds, b.debts, b.frozen)
 	}
 	return mix(mix(h, uint64(len(w.views))), uint64(w.packets))
 }

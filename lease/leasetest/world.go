@@ -23,6 +23,7 @@ type Config struct {
 	MaxBuckets int
 
 	storm  int64 // when all faults are over
+	safety bool  // what is to come to a good end is not asked for
 	manual bool  // nothing happens by itself: Search and the directed schedules drive
 }
 
@@ -30,7 +31,7 @@ type Config struct {
 type Stats struct {
 	Events, Requests, Admitted, Local, Asked, Direct, RefusedLocally, Refused, Void int
 	Views, HandOffs, Takeovers, Crashes, Joins, Leaves, Pauses, Draws               int
-	Lost, Repeated                                                                  int
+	Lost, Repeated, Forged                                                          int
 	ExcessSlots                                                                     int64
 }
 
@@ -55,6 +56,7 @@ func (s *Stats) Add(o Stats) {
 	s.Draws += o.Draws
 	s.Lost += o.Lost
 	s.Repeated += o.Repeated
+	s.Forged += o.Forged
 	s.ExcessSlots += o.ExcessSlots
 }
 
@@ -72,6 +74,8 @@ type packet struct {
 	handedOff *handedOff
 	draw      *lease.Draw
 	drawn     *lease.Drawn
+	forged    bool
+	number    int // manual: how many were sent until then
 }
 
 type handedOff struct {
@@ -105,7 +109,8 @@ type world struct {
 	durable  bool
 	blocks   map[limiter.Key]*blocks
 	judge    *judge
-	granters []*proc
+	granters []*proc // by partition: who may grant now
+	started  []*proc // and who did last
 	sums     []sum
 	lax      bool
 	dirty    bool
@@ -127,12 +132,13 @@ type link struct {
 	lossTill int64
 	slow     int64 // added until slowTill
 	slowTill int64
+	forge    int // so many twisted copies go along
 }
 
 func newWorld(cfg Config, s *Script) *world {
 	w := &world{
 		cfg: cfg, script: s, byInc: map[uint64]*proc{}, byKey: map[limiter.Key]*bucket{},
-		partitions: s.Partitions, granters: make([]*proc, s.Partitions), blocks: map[limiter.Key]*blocks{},
+		partitions: s.Partitions, granters: make([]*proc, s.Partitions), started: make([]*proc, s.Partitions), blocks: map[limiter.Key]*blocks{},
 	}
 	w.judge = newJudge(w)
 	for i, c := range s.Clocks {
@@ -243,7 +249,9 @@ func (w *world) send(m packet) {
 	w.logf("  %s", w.describe(&m, "->"))
 	if w.cfg.manual {
 		w.packets++
-		w.bag = append(w.bag, m.clone())
+		c := m.clone()
+		c.number = w.packets
+		w.bag = append(w.bag, c)
 		return
 	}
 	if m.to == m.from {
@@ -255,6 +263,13 @@ func (w *world) send(m packet) {
 	l := w.link(m.from, m.to)
 	if l == nil {
 		return
+	}
+	if l.forge > 0 && !w.calm {
+		l.forge--
+		c := twist(l.rng, m)
+		w.stats.Forged++
+		w.logf("  %s", w.describe(&c, "forged ->"))
+		w.later(l.rng.Int64N(5*ms), w.byInc[m.to], func() { w.deliver(c) })
 	}
 	copies := 1
 	if l.rng.IntN(100) == 0 && !w.calm {
@@ -339,7 +354,7 @@ func (p *proc) askViewLease() {
 
 func (p *proc) askViewLeaseOnce() {
 	w := p.w
-	sent, asked := p.clock.local(w.now), p.epoch
+	sent, asked := p.clock.local(w.now), p.rights.epoch
 	there, back := w.link(p.inc, ledgerID), w.link(ledgerID, p.inc)
 	d, ok := there.delay(w)
 	if asked == 0 || !ok {
@@ -363,20 +378,20 @@ func (p *proc) askViewLeaseOnce() {
 func (w *world) catchUp(p *proc) {
 	again := func() { w.later(50*ms, p, func() { w.catchUp(p) }) }
 	v := w.newest()
-	if !p.alive || v == nil || p.epoch >= v.Epoch {
+	if !p.alive || v == nil || p.rights.epoch >= v.Epoch {
 		return
 	}
 	l := w.link(ledgerID, p.inc)
-	if p.lagUntil > w.now || l.cutUntil > w.now {
+	if p.lagUntil > w.now || l.cutUntil > w.now || p.stepping {
 		again()
 		return
 	}
-	if behind := v.Epoch - p.epoch; behind > 1 && p.rng.IntN(3) == 0 {
+	if behind := v.Epoch - p.rights.epoch; behind > 1 && p.rng.IntN(3) == 0 {
 		p.step(v)
 		return
 	}
-	p.step(w.views[p.epoch])
-	if p.epoch < v.Epoch {
+	p.step(w.views[p.rights.epoch])
+	if p.rights.epoch < v.Epoch {
 		w.later(p.rng.Int64N(5*ms), p, func() { w.catchUp(p) })
 	}
 }
@@ -393,6 +408,14 @@ func (w *world) commit(members []lease.Member) {
 func (w *world) commitView(v *lease.View) {
 	w.views = append(w.views, v)
 	w.stats.Views++
+	for _, p := range w.procs {
+		if p.alive && !member(v, p.inc) {
+			p.lastOut = v.Epoch
+			for q := range p.using { // in any order: it only adds up
+				q.leftOut()
+			}
+		}
+	}
 	w.logf("view %d: %s", v.Epoch, w.describeView(v))
 	if w.cfg.manual {
 		return

@@ -1,0 +1,155 @@
+package leasetest
+
+import (
+	"testing"
+
+	"headgate/lease"
+)
+
+// passes fails the test if the judge objected.
+func (w *lab) passes(t *testing.T) {
+	t.Helper()
+	if w.failed == "" {
+		return
+	}
+	for _, line := range w.trace {
+		t.Log(line)
+	}
+	t.Fatal(w.failed)
+}
+
+// A graceful leave of an owner that lent most of a bucket, and of a holder that has some of it, loses no quota.
+func TestLeaveLosesNothing(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{0, 12, 12}}, perSecond(1, 50))
+	a, b, c, d := w.proc('a'), w.proc('b'), w.proc('c'), w.proc('d')
+	w.take(c, 1)
+	w.flush()
+	w.take(d, 1)
+	w.flush()
+	w.take(c, 5)
+	w.beat(250 * ms)
+	spent := int64(7)
+
+	d.holder.Drain()
+	w.beat(500 * ms)
+	if !d.holder.Drained() {
+		t.Fatal("d still holds something half a second after it began to drain")
+	}
+	w.own(b, b, c) // a and d have left
+	w.stepAll()
+	w.beat(250 * ms)
+	if hs := a.owner.HandOffs(a.clock.read(w.now)); len(hs) != 0 {
+		t.Errorf("a still has to hand over %v", hs)
+	}
+	got := int64(w.drain(c))
+	w.beat(500 * ms) // what c had of a's goes to b with the next keep-alive
+	got += int64(w.drain(c))
+	w.passes(t)
+	if most := 50 - spent + 1; got < most-1 || got > most { // a unit came in a second
+		for _, line := range w.trace {
+			t.Log(line)
+		}
+		t.Errorf("after the leave %d could be taken, of %d", got, most)
+	}
+}
+
+// A debt that a sole holder makes binds it, although the whole rate is lent to it.
+func TestDebtBinds(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{lease.ShareOne, 10, 5}}, perSecond(10, 10))
+	c := w.proc('c')
+	w.take(c, 1)
+	w.flush()
+	admitted := 0
+	for range 40 { // 10 s, in which each request uses ten times what it reserved
+		before := w.stats.Admitted
+		w.take(c, 1)
+		w.flush()
+		if w.stats.Admitted > before {
+			admitted++
+			for w.settle(c, 10) {
+				continue
+			}
+		}
+		w.beat(250 * ms)
+	}
+	w.passes(t)
+	if used := 10 * admitted; used > 10+10*10+40 {
+		t.Errorf("%d units were used in 10 s of 10 a second: debts are not paid", used)
+	}
+}
+
+// The slots of a process that was killed are free again once a view without it and its wait are over, at whoever owns
+// them then.
+func TestSlotsComeBack(t *testing.T) {
+	for _, owner := range "ab" {
+		w := newLab(Config{Trace: true, Sizer: constant{0, 8, 0}}, slots(8))
+		b, c, d := w.proc('b'), w.proc('c'), w.proc('d')
+		w.take(c, 5)
+		w.flush()
+		w.take(d, 2)
+		w.flush()
+		d.die("is killed")
+		w.own(w.proc(owner), w.living()...)
+		w.stepAll()
+		w.beat(1200 * ms)
+		w.take(b, 4)
+		w.flush()
+		w.beat(250 * ms)
+		if w.stats.Admitted != 2 {
+			t.Errorf("owner %c: 4 slots were given, 5 being in use of 8", owner)
+		}
+		w.take(b, 3)
+		w.flush()
+		w.passes(t)
+		if w.stats.Admitted != 3 {
+			for _, line := range w.trace {
+				t.Log(line)
+			}
+			t.Errorf("owner %c: 3 slots are not to be had, 5 being in use of 8", owner)
+		}
+	}
+}
+
+// A crash of the owner of a durable limit loses what it had drawn, and no more.
+func TestCrashLosesABlock(t *testing.T) {
+	const most = 1000
+	s := &Script{Clocks: []clock{{offset: 1}, {offset: 2}, {offset: 3}}, Partitions: 1}
+	s.Buckets = []BucketSpec{{Key: keyOf("day"), Limit: perDay(most)}}
+	for i := range 200 {
+		s.Steps = append(s.Steps, Step{At: 100*ms + int64(i)*15*ms, Node: i % 3, Take: &Take{
+			N: i, Wait: 100 * ms, Charges: []TakeCharge{{Cost: 3, Actual: 3}},
+		}})
+	}
+	for _, crashed := range []int{0, 1, 2} {
+		c := *s
+		c.Steps = append([]Step{{At: 1500 * ms, Kind: Crash, Node: crashed, For: 300 * ms}}, s.Steps...)
+		cfg := Config{Script: &c, Trace: true}
+		w := start(cfg, &c)
+		w.run(storm + quiet)
+		if w.failed != "" {
+			t.Fatal(w.failed)
+		}
+		b := w.buckets[0]
+		spent := b.win.used[(epoch+w.now)/int64(b.limit.Rate.Per)]
+		w.cfg.storm = w.now
+		rest := int64(0)
+		for n := 0; n < most && w.failed == ""; n++ {
+			before := w.stats.Admitted
+			w.living()[0].begin(Take{N: 10_000 + n, Wait: 200 * ms, Charges: []TakeCharge{{Cost: 1, Actual: 1}}})
+			w.run(w.now + 5*ms)
+			if w.stats.Admitted == before {
+				w.run(w.now + 400*ms)
+				if w.stats.Admitted == before {
+					break
+				}
+			}
+			rest++
+		}
+		if w.failed != "" {
+			t.Fatal(w.failed)
+		}
+		if lost := most - spent - rest; lost < 0 || lost > 40 {
+			t.Errorf("crash of %c: %d spent, %d could be had, %d lost", 'a'+crashed, spent, rest, lost)
+		}
+	}
+}
