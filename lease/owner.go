@@ -90,6 +90,7 @@ type Owner struct {
 	buryAt    int64            // when a process that left is forgotten
 	buried    map[uint64]int64 // slots that were freed with it
 
+	used  []uint32 // buckets that no sweep may forget just now
 	step  step
 	sight Sight
 	looks uint64

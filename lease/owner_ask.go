@@ -124,7 +124,7 @@ func (o *Owner) open(at Instant, q *question) bool {
 		c := &q.ask.Charges[i]
 		b, id := o.find(&c.Key)
 		if b == nil {
-			if int(o.table.live) >= o.cfg.MaxBuckets && o.Sweep(at, sweepWhenFull) == 0 {
+			if int(o.table.live) >= o.cfg.MaxBuckets && !o.makeRoom(at, q.ids[:i]) {
 				o.closeUnused(at, q)
 				return false
 			}
@@ -136,6 +136,13 @@ func (o *Owner) open(at Instant, q *question) bool {
 		o.supersede(at, id, b, &c.Limit)
 	}
 	return true
+}
+
+// makeRoom forgets buckets that may be forgotten, but none of those that are in use just now.
+func (o *Owner) makeRoom(at Instant, used []uint32) bool {
+	o.used = used
+	defer func() { o.used = nil }()
+	return o.Sweep(at, sweepWhenFull) > 0
 }
 
 // try takes the charges, and undoes it where one refuses. by is -1 or the refusing charge, of several
@@ -165,7 +172,8 @@ func (o *Owner) try(at Instant, q *question) (by int, taken uint32) {
 		o.undo(at, q, taken)
 		for i := range q.ask.Charges {
 			if b := q.buckets[i]; !b.limit.Durable() {
-				q.ds[i].Remaining = o.level(at, q.ids[i], b)
+				now := b.limit.Take(&b.state, reading(b.limit, at), 0, limiter.Refuse)
+				q.ds[i].Remaining, q.ds[i].Reset = now.Remaining, now.Reset
 			}
 		}
 		return by, 0
@@ -198,11 +206,18 @@ func (o *Owner) until(at Instant, b *bucket, cost int64, alone time.Duration) ti
 }
 
 // backs is what would come back of a bucket if all leases but a peer's were recalled, by the last
-// reports.
+// reports. The peer gives its own back with its ask, but for what it has not heard of.
 func (o *Owner) backs(b *bucket, but *peer) (units int64) {
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
-		if s.is(seriesEnded|seriesInherited) || s.sent == 0 || but != nil && s.peer == but.index {
+		if s.is(seriesEnded|seriesInherited) || s.sent == 0 {
+			continue
+		}
+		if but != nil && s.peer == but.index {
+			if s.dying() && s.is(seriesPending) {
+				_, depth := s.counted()
+				units += depth
+			}
 			continue
 		}
 		if s.is(seriesSlots) {
@@ -290,7 +305,7 @@ func (o *Owner) covered(at Instant, q *question, i int) bool {
 	if c.Cost > b.limit.Capacity() && c.Oversize != limiter.Debt || b.limit.Algorithm == limiter.SlidingWindow || b.limit.Algorithm == limiter.SlidingLog {
 		return false
 	}
-	if o.backs(b, nil) < o.needs(at, q, i) {
+	if o.backs(b, q.peer) < o.needs(at, q, i) {
 		return false
 	}
 	if o.inFlight(b) {
@@ -310,7 +325,7 @@ func (o *Owner) inFlight(b *bucket) bool {
 		if s.is(seriesEnded) || !s.is(seriesPending) {
 			continue
 		}
-		if s.is(seriesSlots) && s.depth < s.lent() && !s.is(seriesRolled) || !s.is(seriesSlots) && (s.depth < s.oldDepth || s.sent > 1 && uint64(s.share) < s.before()) {
+		if s.is(seriesSlots) && s.depth < s.lent() && !s.is(seriesRolled) || !s.is(seriesSlots) && (s.dying() || s.depth < s.oldDepth || s.sent > 1 && uint64(s.share) < s.before()) {
 			return true
 		}
 	}
@@ -335,7 +350,7 @@ func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
 	}
 	r.next = at.Now + int64(RecallEvery)
 	need := o.needs(at, q, i)
-	for _, h := range o.holders(b) {
+	for _, h := range o.holders(b, q.peer) {
 		if need <= 0 {
 			break
 		}
@@ -344,12 +359,12 @@ func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
 	return o.inFlight(b)
 }
 
-// holders lists the leases of a bucket that can be recalled, those that hold most first.
-func (o *Owner) holders(b *bucket) []uint32 {
+// holders lists the leases of a bucket that can be recalled, but a peer's, those that hold most first.
+func (o *Owner) holders(b *bucket, but *peer) []uint32 {
 	var hs []uint32
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
-		if !s.is(seriesEnded|seriesInherited|seriesRolled) && (!s.is(seriesPending) || s.is(seriesSlots)) && s.sent > 0 && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
+		if !s.is(seriesEnded|seriesInherited|seriesRolled) && (!s.is(seriesPending) || s.is(seriesSlots)) && s.sent > 0 && s.peer != but.index && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
 			hs = append(hs, i)
 		}
 	}

@@ -135,7 +135,7 @@ func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
 	if as := o.askers[id]; len(as) > 0 && !slices.ContainsFunc(as, func(a asker) bool { return at.Now-a.at <= askerFor }) {
 		delete(o.askers, id)
 	}
-	if b.first != 0 || o.waiting[id] > 0 || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
+	if b.first != 0 || o.waiting[id] > 0 || slices.Contains(o.used, id) || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
 		return false
 	}
 	if b.limit.Durable() {

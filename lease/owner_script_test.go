@@ -16,7 +16,7 @@ import (
 type deedRights struct{ lease int64 }
 
 func (r *deedRights) Left(int64, uint32) int64      { return r.lease }
-func (r *deedRights) Lease(int64, uint64) int64             { return r.lease }
+func (r *deedRights) Lease(int64, uint64) int64     { return r.lease }
 func (r *deedRights) Started(int64, uint64, uint32) {}
 
 // oneSize says the same for everybody.

@@ -217,6 +217,9 @@ func (m *crowdModel) check(t *rapid.T) {
 		if m.changed {
 			return
 		}
+		if b.limit.Algorithm != limiter.Semaphore && depth > b.limit.Capacity() {
+			t.Fatalf("%v: %d outstanding of %d", m.o.keyOf(id), depth, b.limit.Capacity())
+		}
 		if share > limiter.ShareOne {
 			t.Fatalf("%v: %d/%d of the rate is lent", m.o.keyOf(id), share, int64(limiter.ShareOne))
 		}
