@@ -222,7 +222,7 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 		q := o.peers[s.peer]
 		if q.look != o.looks {
 			q.look, q.place = o.looks, len(v.Holders)
-			v.Holders = append(v.Holders, SightHolder{Live: q.member && q.deadline >= at.Now})
+			v.Holders = append(v.Holders, SightHolder{Live: q.member && q.deadline >= at.Now, Self: q.incarnation == o.cfg.Self})
 		}
 		s.show(&v.Holders[q.place], at.Now)
 		if q == p {
@@ -243,11 +243,11 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 		if q.look, q.place = o.looks, len(v.Holders); q == p {
 			n = q.place
 		}
-		v.Holders = append(v.Holders, SightHolder{At: a.at, Demand: a.demand, Cost: a.cost, Live: q.member && q.deadline >= at.Now})
+		v.Holders = append(v.Holders, SightHolder{At: a.at, Demand: a.demand, Cost: a.cost, Live: q.member && q.deadline >= at.Now, Self: q.incarnation == o.cfg.Self})
 	}
 	if n < 0 {
 		n = len(v.Holders)
-		v.Holders = append(v.Holders, SightHolder{Live: true})
+		v.Holders = append(v.Holders, SightHolder{Live: true, Self: p.incarnation == o.cfg.Self})
 	}
 	v.Holders[n].Asks = asks
 	return n

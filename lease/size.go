@@ -41,11 +41,13 @@ type SightHolder struct {
 	Cost   int64  // of a typical request
 	Live   bool   // its session holds
 	Asks   bool   // it asks now
+	Self   bool   // it is the owner's own process, which asks for nothing
 }
 
 // The default policy, Topup: what a holder needs until its next keep-alive is put into its lease at
 // each, and the refill stays with the owner. Rate is lent only where the burst is too short to bridge
-// two keep-alives. Against shares of the rate this wastes nothing: a lease that is full takes no
+// two keep-alives, or to the only holder of a bucket that has less than it wants: it decides exactly,
+// and asks nobody. Against shares of the rate this wastes nothing: a lease that is full takes no
 // refill from others, and a share that moves counts twice until it is acknowledged (R3).
 //
 // bench/lease measures it; the numbers come from there.
@@ -193,6 +195,9 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	if c.scarce {
 		least = cost
 	}
+	if share, depth, grant, ok := c.whole(s, i); ok && c.worth(h, demand) {
+		return share, depth, grant, seconds(sizeHorizon)
+	}
 	if !c.worth(h, demand) || target < least {
 		if c.scarce {
 			refuse = c.pause()
@@ -223,6 +228,23 @@ func (c *crowd) lend(s *Sight, h *SightHolder, part float64) uint32 {
 	}
 	left := float64(ShareOne-min(s.Share, ShareOne)) + float64(h.Share)
 	return uint32(max(0, min(share*ShareOne, left)))
+}
+
+// whole lends the rate to the only holder, while the level is scarce and then as long as it wants more
+// than half of the rate. With the rate goes the whole burst: what a lease is too full for is lost. In the
+// owner's process an ask is as good.
+func (c *crowd) whole(s *Sight, i int) (share uint32, depth, grant int64, ok bool) {
+	h := &s.Holders[i]
+	if !c.refills || c.active > 1 || h.Self || !c.scarce && (h.Share < ShareOne/2 || c.demand < c.rate/2) {
+		return 0, 0, 0, false
+	}
+	for j := range s.Holders {
+		if g := &s.Holders[j]; j != i && (g.Depth > 0 || g.Share > 0) {
+			return 0, 0, 0, false
+		}
+	}
+	depth = s.Limit.Capacity()
+	return ShareOne, depth, max(0, min(s.Level, depth-h.Level)), true
 }
 
 // pause is for how long a refused holder without a lease asks no more: the fewer the tokens for each
