@@ -86,17 +86,7 @@ func TestLeasesThroughAPartition(t *testing.T) {
 	all := f.decisions()
 	f.conform("partitions", all, "deny", "requests", denyPace, 1, big.NewRat(1, 1))
 	f.conformLocally(all, "local", localPace, 3, 2)
-	counts := map[int64]int64{}
-	for _, d := range all {
-		if d.tenant == "window" {
-			counts[windowOf(d.at+wall)] += d.units
-		}
-	}
-	for w, n := range counts {
-		if n > 100 {
-			t.Errorf("%d in window %d of 100", n, w)
-		}
-	}
+	f.windowsHold(all, "window", 100, 5*time.Second, began, wall)
 	for p, of := range map[*pressure]pace{deny: denyPace, local: localPace} {
 		ratio, got, best := p.share(all, "requests", of, began, ended)
 		t.Logf("%s: admitted %d of %d, %.4f", p.tenant, got, best, ratio)

@@ -107,7 +107,7 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 
 	inHand := map[string]int64{}
 	for _, tenant := range tenants {
-		inHand[tenant] = f.inHand(tenant, f.others(owner)[0])
+		_, inHand[tenant] = f.leftOf(tenant, f.others(owner)[0])
 		t.Logf("%s before the SIGKILL: %s", tenant, f.others(owner)[0].node.ok("limits", "show", tenant, "--json"))
 		if inHand[tenant] > 100_000/20 {
 			t.Errorf("%s: %d in hand: too much for a block", tenant, inHand[tenant])
@@ -129,7 +129,8 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 				f.lasting(300 * time.Millisecond)
 			}
 		}
-		got, left := int64(len(up.of(tenant)))*dayCost, f.inHand(tenant, rest[0])
+		got := int64(len(up.of(tenant))) * dayCost
+		left, _ := f.leftOf(tenant, rest[0])
 		if left >= dayCost {
 			t.Errorf("%s: %d are left and refused: %s", tenant, left, rest[0].node.ok("limits", "show", tenant, "--json"))
 		}
@@ -140,24 +141,24 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 	}
 }
 
-// inHand is what the owner of a tenant's limit has of its block, with what it lent of it, once nothing
-// is under way any more.
-func (f *fleet) inHand(tenant string, says *member) (units int64) {
+// leftOf a tenant's limit is all that is left, and what of it its owner has of its block, with what it lent
+// of that, once nothing is under way any more.
+func (f *fleet) leftOf(tenant string, says *member) (whole, inHand int64) {
 	f.t.Helper()
-	units = -1
 	same := 0
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
 	eventually(f.t, "the block of "+tenant+" to be as it was", func() bool {
 		<-again.C
-		var sum int64
+		var level, hand int64
 		for _, l := range look[[]admin.Level](f.group, says, "limits/"+tenant) {
-			sum += max(l.Lendable, 0) + l.Outstanding
+			level, hand = level+l.Level, hand+max(l.Lendable, 0)+l.Outstanding
 		}
-		if same++; sum != units {
-			units, same = sum, 0
+		if same++; hand != inHand || level != whole && level != whole+1 { // it may refill meanwhile
+			same = 0
 		}
+		whole, inHand = level, hand
 		return same == 8
 	})
-	return units
+	return whole, inHand
 }

@@ -363,6 +363,11 @@ func newFleet(t *testing.T, n int, up *arrivals, limits map[string]string, place
 			return host, host + ":7946", nil
 		}
 	}
+	t.Cleanup(func() {
+		if dir := os.Getenv("HEADGATE_SYSTEM_LOGS"); dir != "" {
+			_ = os.CopyFS(filepath.Join(dir, t.Name()+"-decisions"), os.DirFS(f.logs)) // a convenience
+		}
+	})
 	f.group = newGroupAt(t, 0, policy, place)
 	f.http.Timeout = patience // some streams go on for long
 	f.http.Transport.(*http.Transport).MaxIdleConnsPerHost = 256
@@ -542,7 +547,9 @@ func (p *pressure) one(m *member) {
 		p.codes[strings.TrimSpace(fmt.Sprint(r.code, " ", r.error))]++
 		switch {
 		case r.err == nil && (r.code == http.StatusOK || r.code == http.StatusTooManyRequests):
-			p.slowest = max(p.slowest, time.Duration(r.got-r.sent))
+			if m.life.Load() == life {
+				p.slowest = max(p.slowest, time.Duration(r.got-r.sent))
+			}
 		case m.life.Load() != life || !m.serving.Load():
 			p.excused++
 		default:
