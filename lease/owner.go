@@ -83,6 +83,7 @@ type Owner struct {
 
 	drawing   []uint32 // buckets whose reservoir has a draw under way, in order
 	parked    []*parked
+	spare     *question
 	early     []early
 	giving    []*giving
 	loaded    *saved

@@ -18,6 +18,7 @@ type question struct {
 	buckets  [limiter.MaxCharges]*bucket
 	ids      [limiter.MaxCharges]uint32
 	fresh    uint32 // those made for it
+	waits    bool   // it is, or was, parked
 	ds       [limiter.MaxCharges]limiter.Decision
 }
 
@@ -39,7 +40,18 @@ type refused struct {
 
 // ask decides a request's charges, all or none.
 func (o *Owner) ask(at Instant, p *peer, a *Ask) {
-	q := &question{peer: p, ask: *a, received: at.Now}
+	// Most questions are answered at once: one place serves them all.
+	q := o.spare
+	if o.spare = nil; q == nil {
+		q = new(question)
+	}
+	*q = question{peer: p, ask: *a, received: at.Now}
+	defer func() {
+		if !q.waits {
+			q.peer, q.ask = nil, Ask{}
+			o.spare = q
+		}
+	}()
 	if !o.valid(a) {
 		o.stats.Rejected++
 		o.decided(at, q, NotOwner, 0)
@@ -414,6 +426,7 @@ func (o *Owner) park(q *question, first bool) {
 	if first {
 		q.ask.Charges = slices.Clone(q.ask.Charges)
 	}
+	q.waits = true
 	for i := range q.ask.Charges {
 		o.waiting[q.ids[i]]++
 	}

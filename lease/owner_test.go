@@ -361,12 +361,16 @@ func BenchmarkOwnerAsk(b *testing.B) {
 		keys[i] = limiter.Key{Tenant: fmt.Sprintf("a%07d", i*97), Limit: "org-tokens"}
 	}
 	r := &Request{Holder: 2, Owner: 1, Epoch: 1, Session: 1, Asks: []Ask{{ID: 1, Charges: make([]AskCharge, 1)}}}
+	var leases []Lease
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		seq++
 		at.Now += 1e6
-		r.Seq = seq
+		r.Seq, r.Reports = seq, r.Reports[:0]
+		for _, l := range leases { // what the last answer lent is acknowledged
+			r.Reports = append(r.Reports, Report{Bucket: l.Bucket, Granter: 1, Series: l.Series, Ack: l.Number, Level: 50, Demand: 1, Cost: 1})
+		}
 		r.Asks[0].Charges[0] = AskCharge{Bucket: Bucket{0, keys[i%len(keys)]}, Limit: limit, Cost: 1}
-		o.Handle(at, r)
+		leases = o.Handle(at, r)[0].Leases
 	}
 }
