@@ -13,6 +13,8 @@ import (
 	"headgate/limiter"
 )
 
+var update = flag.Bool("update", false, "write testdata anew")
+
 // script plays a transcript: lines that begin with "> " are what happens to a holder, the others what
 // it says to that.
 type script struct {
@@ -255,7 +257,7 @@ func TestHolderTranscripts(t *testing.T) {
 				}
 			}
 			got := strings.TrimRight(x.out.String(), "\n") + "\n"
-			if flag.Lookup("update").Value.String() == "true" {
+			if *update {
 				if err := os.WriteFile(f, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
 				}

@@ -24,6 +24,9 @@ const (
 	maxPart          = 64 << 20 // bytes
 )
 
+// ErrSaved is what Load's error wraps where the levels can't be read.
+var ErrSaved = errors.New("damaged saved levels")
+
 // Save writes what this process owned and did not hand over, for Load in a later process. It is for
 // after HandOver, when nothing is granted any more. It buffers, and neither syncs nor closes w.
 func (m *Manager) Save(w io.Writer) error {
@@ -173,4 +176,15 @@ func loadEnd(r *bufio.Reader, want uint32) error {
 		return damaged("something follows their end", nil)
 	}
 	return nil
+}
+
+// damaged says what is wrong. A read that failed for a reason of its own is not damage.
+func damaged(what string, err error) error {
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: %s", ErrSaved, what)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("%w: they end in the middle, in %s", ErrSaved, what)
+	}
+	return fmt.Errorf("read %s: %w", what, err)
 }

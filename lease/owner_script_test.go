@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -332,7 +331,7 @@ func TestOwnerTranscripts(t *testing.T) {
 				}
 			}
 			got := x.out.String()
-			if flag.Lookup("update").Value.String() == "true" {
+			if *update {
 				if err := os.WriteFile(f, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
 				}

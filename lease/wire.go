@@ -316,10 +316,13 @@ func handOffOf(h *leasepb.HandOffHead) (*Handoff, error) {
 	return out, nil
 }
 
+// maxState bounds a bucket's state: a log of limiter.MaxLogEntries takes 110 kB, no other comes near.
+const maxState = 1 << 20
+
 func handedOf(b *leasepb.HandedBucket) (HandedBucket, error) {
 	var c checker
 	c.that(b.GetBucket() != nil, "bucket")
-	c.that(len(b.GetState()) <= maxRecord, "state")
+	c.that(len(b.GetState()) <= maxState, "state")
 	out := HandedBucket{
 		Key: c.key(b.GetBucket()), Limit: c.limit(b.GetLimit()), State: b.GetState(), Drawn: c.amount(b.GetDrawn(), "drawn"), Block: b.GetBlock(),
 		Series: checked(&c, b.GetSeries(), maxHeldSeries, "series", c.handedSeries),
