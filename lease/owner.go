@@ -83,6 +83,7 @@ type Owner struct {
 
 	drawing   []uint32 // buckets whose reservoir has a draw under way, in order
 	parked    []*parked
+	wantAt    int64 // when members that owe a roll are asked again
 	spare     *question
 	early     []early
 	giving    []*giving
@@ -138,6 +139,7 @@ func NewOwner(c OwnerConfig) *Owner {
 		waiting:    map[uint32]int{},
 		askers:     map[uint32][]asker{},
 		buryAt:     never,
+		wantAt:     never,
 		buried:     map[uint64]int64{},
 	}
 	if o.sizer == nil {
@@ -316,6 +318,9 @@ func (o *Owner) Tick(at Instant) []*Response {
 	if at.Now >= o.buryAt {
 		o.bury(at)
 	}
+	if at.Now >= o.wantAt {
+		o.wantRolls(at)
+	}
 	o.expire(at)
 	o.unpark(at)
 	o.lend(at)
@@ -324,7 +329,7 @@ func (o *Owner) Tick(at Instant) []*Response {
 
 // Next is when Tick has something to do, by Instant.Now.
 func (o *Owner) Next() int64 {
-	next := o.buryAt
+	next := min(o.buryAt, o.wantAt)
 	for _, w := range o.parked {
 		next = min(next, w.until)
 	}

@@ -143,6 +143,10 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	if !replace && grant == 0 {
 		return
 	}
+	_, most := s.counted()
+	if s.sent == 0 {
+		most = -grant // there is no lease yet that it could come on top of
+	}
 	if grant > 0 {
 		o.debit(at, id, b, grant)
 		s.granted += grant
@@ -157,8 +161,23 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	default:
 		o.set(b, s, s.share, s.depth)
 	}
+	if grant > 0 && b.limit.Algorithm == limiter.GCRA && !b.limit.Durable() {
+		o.inFlightTo(s, most+grant)
+	}
 	o.send(id, i)
 	o.advance(b, reading(b.limit, at)) // Σc may have risen
+}
+
+// inFlightTo counts a lease with the tokens that are on their way to it, until they are acknowledged: it
+// may be full, and spend from that, before they come.
+func (o *Owner) inFlightTo(s *series, most int64) {
+	if !s.is(seriesPending) {
+		return
+	}
+	_, was := s.counted()
+	s.oldDepth = max(s.oldDepth, most)
+	_, is := s.counted()
+	o.stats.Outstanding += is - was
 }
 
 // held is what a lease may have by now: what was reported and granted since, and what its share brought.

@@ -89,7 +89,7 @@ func (o *Owner) Step(at Instant, v *View) {
 			drop = append(drop, uint32(p))
 		}
 	}
-	o.parts, o.rollSince = next, 0
+	o.parts, o.rollSince, o.wantAt = next, 0, at.Now+int64(KeepEvery)
 	for p := range next {
 		if next[p].since > 1 {
 			o.rollSince = max(o.rollSince, next[p].since)
@@ -497,6 +497,18 @@ func (o *Owner) allRolled(since uint64, v *View) bool {
 		}
 	}
 	return true
+}
+
+// wantRolls asks the members that owe a roll: those that have nothing to say to this owner would not hear
+// of it with an answer.
+func (o *Owner) wantRolls(at Instant) {
+	o.wantAt = never
+	for _, p := range o.peers {
+		if p != nil && p.member && p.rolled < o.rollSince {
+			o.to(p).RollWanted = o.rollSince
+			o.wantAt = at.Now + int64(KeepEvery)
+		}
+	}
 }
 
 // Owing lists the members that have owed this owner a roll for more than 3 s.
