@@ -88,7 +88,7 @@ func TestUserNamesAreBounded(t *testing.T) {
 	} {
 		w.do(c).refused(t, 400, "invalid_request")
 	}
-	for _, l := range w.limits.Levels(w.proxy.Now(), "acme") {
+	for _, l := range w.limits.Levels(w.now(), "acme") {
 		if len(l.Key.Subject) > 256 {
 			t.Errorf("a bucket is named by %d bytes", len(l.Key.Subject))
 		}

@@ -84,7 +84,11 @@ type world struct {
 	addr     string
 	client   *http.Client
 	tenants  map[string]bool
+	began    time.Time
 }
+
+// now is the clock of the bucket tables. It does not go back.
+func (w *world) now() int64 { return w.began.UnixNano() + int64(time.Since(w.began)) }
 
 func must[T any](t *testing.T) func(v T, err error) T {
 	return func(v T, err error) T {
@@ -129,12 +133,13 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		}
 	}
 	w.pool = must[*upstream.Pool](t)(upstream.NewPool(pool))
+	w.began = time.Now()
 	w.limits = must[*lease.Local](t)(lease.NewLocal(lease.Config{MaxBuckets: s.buckets, Shards: 1}))
 	w.private = must[*lease.Local](t)(lease.NewLocal(lease.Config{Shards: 1}))
 	if s.reach == nil {
 		s.reach = func() bool { return true }
 	}
-	w.lender = &lender{owner: w.limits, private: w.private, reach: s.reach, by: s.by, now: func() int64 { return w.proxy.Now() }}
+	w.lender = &lender{owner: w.limits, private: w.private, reach: s.reach, by: s.by, now: w.now}
 	var limits proxy.Limits = w.lender
 	if s.guard != nil {
 		limits = s.guard(limits)
@@ -223,7 +228,7 @@ func (w *world) settled() {
 		w.t.Errorf("reserved %d - refunded %d + debt %d is not settled %d", r, b, d, s)
 	}
 	for tenant := range w.tenants {
-		for _, l := range append(w.limits.Levels(w.proxy.Now(), tenant), w.private.Levels(w.proxy.Now(), tenant)...) {
+		for _, l := range append(w.limits.Levels(w.now(), tenant), w.private.Levels(w.now(), tenant)...) {
 			if l.Limit.Algorithm == limiter.Semaphore && l.Level != l.Limit.Burst {
 				w.t.Errorf("%v has %d of %d slots after all requests ended", l.Key, l.Level, l.Limit.Burst)
 			}
@@ -279,7 +284,7 @@ func hasLabel(m *dto.Metric, name, value string) bool {
 // level is what is left in the bucket of a limit, and whether anything was ever spent.
 func (w *world) level(table *lease.Local, limit string) (left int64, used bool) {
 	for tenant := range w.tenants {
-		for _, l := range table.Levels(w.proxy.Now(), tenant) {
+		for _, l := range table.Levels(w.now(), tenant) {
 			if l.Key.Limit == limit {
 				return l.Level, true
 			}

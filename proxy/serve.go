@@ -84,7 +84,6 @@ type Proxy struct {
 	switches atomic.Pointer[Switches] // never nil
 	override atomic.Pointer[override] // nil: never set
 	degraded atomic.Bool              // as last logged
-	epoch    time.Time                // what now counts from
 	routes   *routes
 	bodies   edge.Bodies
 	est      *estimator
@@ -102,7 +101,7 @@ func New(cfg Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	p := &Proxy{cfg: cfg, epoch: time.Now(), routes: newRoutes(), est: newEstimator(), met: met}
+	p := &Proxy{cfg: cfg, routes: newRoutes(), est: newEstimator(), met: met}
 	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.SetSwitches(nil)
 	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {
@@ -135,10 +134,6 @@ func (p *Proxy) Wait(ctx context.Context) error {
 		return fmt.Errorf("proxy: requests still open: %w", context.Cause(ctx))
 	}
 }
-
-// Now is the clock of all buckets: nanoseconds since the Unix epoch as of start,
-// advanced by the monotonic clock, so that it never goes back.
-func (p *Proxy) Now() int64 { return p.epoch.UnixNano() + int64(time.Since(p.epoch)) }
 
 // exchange is one request on its way. It belongs to the request's goroutine.
 type exchange struct {

@@ -328,7 +328,7 @@ func TestWire15FallbackIsCharged(t *testing.T) {
 	w.do(call{body: toBig}).want(t, 200)
 	w.settled()
 	r := w.last()
-	for _, l := range w.limits.Levels(w.proxy.Now(), "") {
+	for _, l := range w.limits.Levels(w.now(), "") {
 		switch {
 		case l.Key.Subject == "small" && l.Level != 1000-r.PromptTokens-r.OutputTokens, l.Key.Subject == "big" && l.Level != 1000:
 			t.Errorf("%v has %d left", l.Key, l.Level)
