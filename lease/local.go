@@ -1,5 +1,3 @@
-// Package lease splits quota between nodes. Local, the bucket table of one
-// process, is its first part; DESIGN.md says what else will live here.
 package lease
 
 import (

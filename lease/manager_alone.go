@@ -28,7 +28,7 @@ func NewAlone(clock Clock, maxBuckets int) (*Manager, error) {
 type allRights struct{}
 
 func (allRights) Left(int64, uint32) int64      { return math.MaxInt64 }
-func (allRights) Lease(int64, uint64) int64             { return math.MaxInt64 }
+func (allRights) Lease(int64, uint64) int64     { return math.MaxInt64 }
 func (allRights) Started(int64, uint64, uint32) {}
 
 // memoryBlocks stand in for the ledger of a process that has none. They are as safe as the process

@@ -79,7 +79,7 @@ func (c coreCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(prometheus.GaugeValue, "headgate_lease_buckets", "Buckets that this node owns.", float64(o.Buckets))
 	put(prometheus.GaugeValue, "headgate_lease_outstanding", "Units that holders may still spend of this node's buckets.", float64(o.Outstanding))
-	put(prometheus.GaugeValue, "headgate_lease_stranded", "Units that lay in leases while another holder's request was refused.", float64(o.Stranded))
+	put(prometheus.GaugeValue, "headgate_lease_stranded", "Units that lay in other nodes' leases, by their last reports, when a request was refused last.", float64(o.Stranded))
 	put(prometheus.GaugeValue, "headgate_lease_parked", "Requests that wait for a recall or a block.", float64(o.Parked))
 	put(prometheus.GaugeValue, "headgate_lease_held", "Leases that this node holds.", float64(h.Leases))
 	put(prometheus.CounterValue, "headgate_lease_rejected_total", "Parts of messages that could not be true.", float64(o.Rejected+h.Rejected))

@@ -563,6 +563,7 @@ func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
 func (o *Owner) refuse(at Instant, q *question, i int) {
 	b, id, d := q.buckets[i], q.ids[i], &q.ds[i]
 	cost := q.ask.Charges[i].Cost
+	o.stats.Stranded = o.backs(b, q.peer)
 	hold := refusalAlone
 	if share, depth := o.sums(b); share > 0 || depth > 0 {
 		hold = refusalLent

@@ -55,7 +55,7 @@ type OwnerStats struct {
 	// Excess counts slots that turned out to be in use above a limit: rolled by a process that had been
 	// cut off, or those counted as lost of one that came back.
 	Excess uint64
-	// Stranded is Σ of what leases held by their last reports when asks were refused.
+	// Stranded is what leases of others held, by their last reports, when an ask was refused last.
 	Stranded int64
 }
 
