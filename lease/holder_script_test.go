@@ -247,7 +247,7 @@ func TestHolderTranscripts(t *testing.T) {
 				t.Fatal(err)
 			}
 			x := &script{stand: newStand(t, 0), seq: map[uint64]uint64{}, asks: map[uint64]int{}, sent: map[uint64]int64{}}
-			for _, line := range strings.Split(string(want), "\n") {
+			for line := range strings.SplitSeq(string(want), "\n") {
 				switch {
 				case strings.HasPrefix(line, "#"), line == "" && x.out.Len() > 0 && !strings.HasSuffix(x.out.String(), "\n\n"):
 					x.out.WriteString(line + "\n")

@@ -110,6 +110,9 @@ func (o *Owner) decide(at Instant, q *question, first bool) {
 		return
 	}
 	o.drawShadows(at, q)
+	if by >= 0 {
+		by = o.undrawn(at, q, by)
+	}
 	o.decided(at, q, by, taken)
 	o.closeUnused(at, q)
 }
@@ -290,6 +293,30 @@ func (o *Owner) mayWait(at Instant, q *question, first bool) bool {
 		}
 	}
 	return true
+}
+
+// undrawn is the refusing charge where those do not count that only wait for a block which the ledger
+// seems to have: another limit refuses, and what is lent of that one is not the limit's word.
+func (o *Owner) undrawn(at Instant, q *question, by int) int {
+	draws := func(i int) bool {
+		b := q.buckets[i]
+		return b.limit.Durable() && q.ask.Charges[i].Cost <= o.whole(at, q.ids[i], b) && !o.reservoir(q.ids[i]).exhausted(at, 1)
+	}
+	other := -1
+	for i := range q.ask.Charges {
+		if d := &q.ds[i]; !d.Admitted && !q.ask.Charges[i].Shadow && !draws(i) && (other < 0 || d.RetryAfter > q.ds[other].RetryAfter) {
+			other = i
+		}
+	}
+	if other < 0 {
+		return by
+	}
+	for i := range q.ask.Charges {
+		if d := &q.ds[i]; !d.Admitted && draws(i) {
+			d.Admitted, d.RetryAfter = true, 0
+		}
+	}
+	return other
 }
 
 // drawShadows draws what shadow charges lack: they don't wait for it.

@@ -41,7 +41,8 @@ type reservoir struct {
 	window  int64 // of a fixed window: that of the block
 	ledger  int64 // left there, by the last answer
 	heard   bool  // there was one
-	retryAt int64 // the ledger has nothing before, by Instant.Now
+	retryAt int64 // the ledger has less than lacks before, by Instant.Now
+	lacks   int64
 	drawing bool
 	draw    Draw
 	// told is what the ledger counts as unspent here and at the holders. What comes back beyond it waits
@@ -99,11 +100,13 @@ func (o *Owner) takeReservoir(at Instant, id uint32, b *bucket, cost int64, over
 	switch {
 	case d.Admitted:
 		r.left -= cost
-		left -= cost
 	case cost > capacity && over != limiter.Debt:
 		d.RetryAfter = limiter.Never
 	default:
-		d.RetryAfter = max(drawSoon, time.Duration(r.retryAt-at.Now))
+		d.RetryAfter = drawSoon
+		if r.exhausted(at, min(cost, capacity)-max(0, left)) {
+			d.RetryAfter = max(drawSoon, time.Duration(r.retryAt-at.Now))
+		}
 	}
 	d.Remaining = o.whole(at, id, b)
 	if b.limit.Algorithm == limiter.FixedWindow {
@@ -122,25 +125,35 @@ func (o *Owner) whole(at Instant, id uint32, b *bucket) int64 {
 	return b.limit.Capacity() + min(0, left)
 }
 
+// exhausted says that the ledger is known to have less than so much now.
+func (r *reservoir) exhausted(at Instant, least int64) bool {
+	return at.Now < r.retryAt && least >= r.lacks
+}
+
 // draw asks the ledger for what a cost needs, if it is not asked already. False: it has nothing now.
 func (o *Owner) draw(at Instant, id uint32, b *bucket, cost int64) bool {
+	least := min(cost, b.limit.Capacity()) - max(0, o.left(at, id, b))
+	return least > 0 && o.drawLeast(at, id, b, least)
+}
+
+// drawLeast asks for a block of at least so much.
+func (o *Owner) drawLeast(at Instant, id uint32, b *bucket, least int64) bool {
 	r := o.reservoir(id)
 	if r.drawing {
 		return true
 	}
-	left, capacity := o.left(at, id, b), b.limit.Capacity()
-	debt := max(0, -left)
-	least := min(cost, capacity) - max(0, left)
-	if at.Now < r.retryAt || least <= 0 || !o.parts[b.partition].open(o, at, b.partition) {
+	if r.exhausted(at, least) || !o.parts[b.partition].open(o, at, b.partition) {
 		return false
 	}
+	left, capacity := o.left(at, id, b), b.limit.Capacity()
+	debt := max(0, -left)
 	_, depth := o.sums(b)
 	r.telling, r.aside = r.telling+r.aside, 0
 	o.draws++
 	r.drawing = true
 	r.draw = Draw{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
-		Want: min(max(least, o.block(b)), capacity), Least: least, Holding: max(0, left) + depth + r.telling, Debt: debt,
+		Want: min(max(least, o.block(b)-max(0, left)), capacity), Least: least, Holding: max(0, left) + depth + r.telling, Debt: debt,
 	}
 	r.told = r.draw.Holding
 	o.drawing = append(o.drawing, id)
@@ -158,10 +171,10 @@ func (o *Owner) block(b *bucket) int64 {
 	return max(1, most/16, min(demand, most))
 }
 
-// prefetch draws the next block before the last one is spent.
+// prefetch draws the next block before the last one is spent: what there is of it.
 func (o *Owner) prefetch(at Instant, id uint32, b *bucket) {
-	if block := o.block(b); o.left(at, id, b) < block/2 {
-		o.draw(at, id, b, min(block, b.limit.Capacity()))
+	if o.left(at, id, b) < o.block(b)/2 {
+		o.drawLeast(at, id, b, 1)
 	}
 }
 
@@ -256,7 +269,7 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 	}
 	o.touch(at, b)
 	if d.Granted == 0 {
-		r.retryAt = at.Now + min(max(d.RetryAfter, int64(drawSoon)), never-at.Now)
+		r.retryAt, r.lacks = at.Now+min(max(d.RetryAfter, int64(drawSoon)), never-at.Now), r.draw.Least
 	} else if b.limit.Algorithm == limiter.FixedWindow && r.window != d.Window {
 		r.left, r.window, r.aside, r.telling = min(r.left, 0), d.Window, 0, 0
 	}

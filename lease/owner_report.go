@@ -106,7 +106,10 @@ func (o *Owner) take(at Instant, p *peer, epoch uint64, id uint32, b *bucket, i 
 		o.stir(id)
 	}
 	o.totals(at, id, b, i, was, r)
-	s.level, s.demand, s.cost = newHint(r.Level), newHint(r.Demand), newCoarse(r.Cost)
+	if r.Ack == uint64(s.sent) { // else it was sent before the last grant came, which would be forgotten
+		s.level = newHint(r.Level)
+	}
+	s.demand, s.cost = newHint(r.Demand), newCoarse(r.Cost)
 	s.reportedAt(at.Now)
 	switch {
 	case r.Closed && over && (!s.is(seriesSlots) || s.lent() == 0):

@@ -95,7 +95,7 @@ func (x *deed) view(m map[string]string) {
 		v.Members = append(v.Members, Member{Name: "n" + id, Incarnation: uint64(number(id))})
 		place[id] = int32(i)
 	}
-	for _, id := range strings.Split(m["owners"], ",") {
+	for id := range strings.SplitSeq(m["owners"], ",") {
 		v.Owners = append(v.Owners, place[id])
 	}
 	x.o.Step(x.at, v)

@@ -169,7 +169,7 @@ func (m *crowdModel) hear(rs []*Response) {
 				if c.Series != 0 && !c.Lent {
 					for _, x := range m.known[who] {
 						if x.lease.Series == c.Series {
-							x.direct += 1
+							x.direct++
 						}
 					}
 				}
@@ -192,10 +192,10 @@ func (m *crowdModel) check(t *rapid.T) {
 	seen := 0
 	m.o.eachBucket(func(id uint32, b *bucket) {
 		seen++
-		share, depth := m.o.sums(b)
+		_, depth := m.o.sums(b)
 		outstanding += depth
 		m.o.touch(m.at, b)
-		share, depth = m.o.sums(b)
+		share, depth := m.o.sums(b)
 		level := m.o.level(m.at, id, b)
 		if b.limit.Algorithm != limiter.Semaphore && !b.limit.Durable() && level > b.limit.Capacity()-depth {
 			t.Fatalf("%v: level %d and %d outstanding of %d", m.o.keyOf(id), level, depth, b.limit.Capacity())

@@ -299,11 +299,6 @@ func (l *Local) locate(k *limiter.Key) place {
 	return place{shard: uint32(owner>>32) & uint32(len(l.shards)-1), tag: uint32(hi ^ lo)}
 }
 
-// clear forgets everything. It takes no lock.
-func (s *shard[V]) clear() {
-	s.live, s.cursor, s.slots, s.pools = 0, 0, nil, [longClass + 1]pool[V]{}
-}
-
 // each calls f, under the lock, for the buckets in use; it gives the lock up
 // between batches.
 func (s *shard[V]) each(f func(id uint32)) {

@@ -73,19 +73,19 @@ type Decision struct {
 type By uint8
 
 const (
-	// ByLease: this process, out of what it was lent.
+	// ByLease is this process, out of what it was lent.
 	ByLease By = iota
-	// ByOwner: the owner of the bucket, asked.
+	// ByOwner is the owner of the bucket, asked.
 	ByOwner
-	// ByRefusal: this process, because the owner said that nothing of this size
+	// ByRefusal is this process, because the owner said that nothing of this size
 	// conforms for a time.
 	ByRefusal
-	// ByPrivate: a bucket that this process keeps for itself, under a charge's
+	// ByPrivate is a bucket that this process keeps for itself, under a charge's
 	// Private.
 	ByPrivate
-	// ByDeny: nobody; refused.
+	// ByDeny is nobody; refused.
 	ByDeny
-	// ByAllow: nobody; let through.
+	// ByAllow is nobody; let through.
 	ByAllow
 )
 
