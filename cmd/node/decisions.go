@@ -15,8 +15,8 @@ import (
 //
 //	NANOSECONDS,TENANT,LIMIT,SUBJECT,UNITS,BY
 //
-// The clock is that of the process that changed the bucket, and counts from the machine's start: logs
-// of nodes on one machine can be laid side by side. UNITS are negative where they came back. Each line is
+// The clock is that of the process that changed the bucket (of windows, which go by the wall clock, this
+// one's, just after), and counts from the machine's start: logs of nodes on one machine can be laid side by side. UNITS are negative where they came back. Each line is
 // written at once, so that a process that is killed has written what it did.
 type decisionLog struct {
 	*lease.Manager
@@ -44,7 +44,12 @@ func (d *decisionLog) Take(ctx context.Context, cs []limiter.Charge, ds []limite
 	var lines []byte
 	for i := range cs {
 		if cs[i].At != limiter.NotTaken && cs[i].Cost > 0 {
-			lines = appendDecision(lines, ds[i].At, &cs[i], cs[i].Cost, ds[i].By.String())
+			at := ds[i].At
+			switch cs[i].Limit.Algorithm {
+			case limiter.FixedWindow, limiter.SlidingWindow, limiter.SlidingLog:
+				at = d.clock().Now // theirs is the wall clock's
+			}
+			lines = appendDecision(lines, at, &cs[i], cs[i].Cost, ds[i].By.String())
 		}
 	}
 	d.write(lines)
