@@ -63,15 +63,21 @@ const (
 	// sizeFair times a holder's share of the demand is the part of the level that it may be granted at
 	// once.
 	sizeFair = 2
+	// sizeWhole: a part that is at least this part of a typical cost is rounded up to it.
+	sizeWhole = 4
 	// sizeLeast is how many requests a second are worth a lease; one that exists is kept down to
 	// sizeKeep of that.
-	sizeLeast, sizeKeep = 1.3, 0.6
+	sizeLeast, sizeKeep = 1.3, 0.7
 	// sizeSmall: in a bucket of fewer typical costs each request counts, and only holders of sizeBusy
 	// requests a second have a lease.
-	sizeSmall, sizeBusy = 60, 10
+	sizeSmall, sizeBusy = 60, 15
+	// sizeSure is by how many standard deviations demand must be above the rate of a small bucket.
+	sizeSure = 3
 	// sizeLow and sizeLowAll are the parts of the burst below which the level, and all that is
 	// unspent anywhere, are scarce.
-	sizeLow, sizeLowAll = 0.3, 0.6
+	sizeLow, sizeLowAll = 0.3, 0.45
+	// sizeFew typical costs are a low level, too.
+	sizeFew = 4
 	// sizeSteady is by how much a depth or share may be off before it is replaced.
 	sizeSteady = 0.25
 	// sizeAsks is how many asks of refused holders are let through for each that the rate can serve.
@@ -125,10 +131,11 @@ func look(s *Sight) (c crowd) {
 	}
 	c.rate = float64(s.Limit.Rate.Count) / s.Limit.Rate.Per.Seconds()
 	c.small = c.burst < sizeSmall*c.cost
-	c.scarce = c.level < min(c.rate*sizeHorizon, sizeLow*c.burst) && c.unspent < sizeLowAll*c.burst && c.demand > 0.8*c.rate
+	low := max(min(c.rate*sizeHorizon, sizeLow*c.burst), min(sizeFew*c.cost, c.burst/2))
+	c.scarce = c.level < low && c.unspent < sizeLowAll*c.burst && c.demand > 0.8*c.rate
 	if c.small {
 		// The level of a small bucket is often low below the limit, too: only what cannot be chance counts.
-		c.scarce = c.scarce && c.demand-2*math.Sqrt(c.demand*c.cost/demandFor) > c.rate
+		c.scarce = c.scarce && c.demand-sizeSure*math.Sqrt(c.demand*c.cost/demandFor) > c.rate
 	}
 	if c.demand > c.rate {
 		c.affordable = c.rate / c.demand
@@ -207,7 +214,11 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	if off := math.Abs(float64(h.Depth) - target); h.Depth > 0 && off < sizeSteady*target {
 		target = float64(h.Depth)
 	}
-	give := max(0, min(target-float64(h.Level), c.level*min(1, sizeFair*part)))
+	give, fair := target-float64(h.Level), c.level*min(1, sizeFair*part)
+	if fair < cost && fair > cost/sizeWhole {
+		fair = min(cost, c.level) // less would admit nothing
+	}
+	give = max(0, min(give, fair))
 	// Depth beyond what is granted needs room in the burst; without it the owner's own level would go.
 	room := max(0, c.burst-c.level-float64(s.Outstanding))
 	depth = int64(min(target, float64(h.Depth)+room+give))
