@@ -122,7 +122,7 @@ type Cluster struct {
 	trail     trail // of this replica, while it leads
 	walls     walls // of the members, while it leads
 	led       int64 // since when this node leads; lead's own
-	wallOff   atomic.Pointer[time.Duration]
+	wallOff   wallOff
 	stepped   atomic.Uint64 // the epoch of the view that Stepped was told last
 	announced atomic.Bool   // that this node leaves
 

@@ -143,9 +143,8 @@ func (c *Cluster) ask(ctx context.Context, a *asking, epoch uint64, voter int, r
 		a.answered = true
 	}
 	a.mu.Unlock()
-	if err == nil && resp.WallOff != nil {
-		off := time.Duration(resp.GetWallOff())
-		c.wallOff.Store(&off)
+	if err == nil && resp.WallOff != nil && now-sent <= int64(wallTrip) {
+		c.wallOff.note(time.Duration(resp.GetWallOff()))
 	}
 	if err == nil && resp.GetGranted() {
 		c.fence.Granted(sent, now, epoch)

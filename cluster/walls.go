@@ -3,6 +3,7 @@ package cluster
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -54,10 +55,34 @@ func (w *walls) note(now int64, name string, incarnation uint64, reading, leader
 	return mine - (heard[(len(heard)-1)/2]+heard[len(heard)/2])/2, true
 }
 
+// wallTrip is how long a request for a view lease may have been on its way for what its answer says
+// of the wall clock to count: one that waited for a connection shows an old reading.
+const wallTrip = 200 * time.Millisecond
+
+// wallOff is what the last answers said. The zero value: nothing yet.
+type wallOff struct {
+	mu    sync.Mutex // of those who note
+	last  *time.Duration
+	shown atomic.Pointer[time.Duration]
+}
+
+// note takes an answer. One proves nothing: of two the one nearer to 0 counts.
+func (w *wallOff) note(ahead time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	shown := &ahead
+	if w.last != nil && w.last.Abs() < ahead.Abs() {
+		shown = w.last
+	}
+	w.last = &ahead
+	w.shown.Store(shown)
+}
+
 // WallOff is by how much this node's wall clock was ahead of the median of the voters' when the
-// leader answered last; not known before it did.
+// leader answered last, or the time before if it was nearer then. Not known before there was an
+// answer. It takes no lock.
 func (c *Cluster) WallOff() (ahead time.Duration, known bool) {
-	off := c.wallOff.Load()
+	off := c.wallOff.shown.Load()
 	if off == nil {
 		return 0, false
 	}

@@ -34,3 +34,17 @@ func TestWalls(t *testing.T) {
 		t.Error("readings of long ago make a median")
 	}
 }
+
+// One odd answer does not make a clock wrong; two do.
+func TestWallOff(t *testing.T) {
+	var c Cluster
+	if _, known := c.WallOff(); known {
+		t.Error("known before an answer")
+	}
+	for _, step := range []struct{ said, want time.Duration }{{-time.Second, -time.Second}, {3, 3}, {time.Second, 3}, {time.Second, time.Second}, {-2, -2}} {
+		c.wallOff.note(step.said)
+		if off, known := c.WallOff(); !known || off != step.want {
+			t.Errorf("after %v: %v, %t, want %v", step.said, off, known, step.want)
+		}
+	}
+}

@@ -319,12 +319,12 @@ func (o *Owner) fresh(l *limiter.Limit, part *part, at Instant) (s limiter.State
 	if l.Algorithm == limiter.GCRA {
 		return l.EmptyAt(at.Now, part.floor)
 	}
-	if part.floorWall == math.MaxInt64 {
-		return l.EmptyAt(at.Wall, at.Wall)
+	if at.Wall == 0 {
+		return limiter.State{} // of a bucket whose state is about to be restored: see may
 	}
 	// The walls of two nodes differ: the owner of before may have lent of a window that opens here
 	// only after the wait.
-	floor := part.floorWall + wallSlack
+	floor := max(0, at.Wall-(at.Now-part.floor)+wallSlack)
 	return l.EmptyAt(max(at.Wall, floor), floor)
 }
 

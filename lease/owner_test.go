@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"encoding/binary"
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"pgregory.net/rapid"
@@ -372,5 +374,25 @@ func BenchmarkOwnerAsk(b *testing.B) {
 		}
 		r.Asks[0].Charges[0] = AskCharge{Bucket: Bucket{0, keys[i%len(keys)]}, Limit: limit, Cost: 1}
 		leases = o.Handle(at, r)[0].Leases
+	}
+}
+
+// TestRestoreWithoutAWall: a window that is handed over to a process whose wall clock is not trusted just
+// then is not forgotten.
+func TestRestoreWithoutAWall(t *testing.T) {
+	l := limiter.Limit{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 100, Per: 5 * time.Second}, Revision: 1}
+	const wall = 1_796_044_215_000_000_000
+	var s limiter.State
+	l.Debit(&s, wall, 100)
+	if n := l.Level(&s, wall+1); n != 0 {
+		t.Fatalf("level %d", n)
+	}
+	b := HandedBucket{Limit: l, State: l.AppendState(binary.BigEndian.AppendUint64(nil, wall), &s, wall)}
+	got, err := restore(&b, Instant{Now: 1, Wall: 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := l.Level(&got, wall+1e9); n != 0 {
+		t.Errorf("level %d in the same window, want 0", n)
 	}
 }

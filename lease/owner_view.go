@@ -17,9 +17,8 @@ type part struct {
 	started  bool // it was granted of, or could be: nothing can be handed over any more
 	accepted bool // what the owner of before knew is here
 
-	full      bool  // what is not mentioned is full; else it was empty at:
-	floor     int64 // by Instant.Now
-	floorWall int64 // by Instant.Wall
+	full  bool  // what is not mentioned is full; else it was empty at:
+	floor int64 // by Instant.Now
 
 	slotsAt int64 // before it no slots are lent: a process that left may have some
 }
@@ -141,10 +140,7 @@ func (o *Owner) stepPeers(at Instant, v *View) {
 
 // gained is a partition that this process owns since v.
 func (o *Owner) gained(at Instant, v, old *View, p uint32, follows, gone bool) part {
-	x := part{since: v.Epoch, step: at.Now, floor: at.Now + o.cfg.Wait, floorWall: math.MaxInt64}
-	if at.Wall > 0 {
-		x.floorWall = at.Wall + o.cfg.Wait
-	}
+	x := part{since: v.Epoch, step: at.Now, floor: at.Now + o.cfg.Wait}
 	if follows {
 		x.from = old.OwnerOf(p).Incarnation
 	}
@@ -370,9 +366,6 @@ func (o *Owner) install(at Instant, x *part, h *Handoff) {
 		return
 	}
 	x.floor = at.Now - h.Floor
-	if x.floorWall = math.MaxInt64; at.Wall > 0 {
-		x.floorWall = at.Wall - h.Floor
-	}
 }
 
 // validHandoff checks what came from outside.
@@ -415,7 +408,11 @@ func restore(b *HandedBucket, at Instant) (limiter.State, error) {
 		}
 		saved, state = int64(binary.BigEndian.Uint64(state)&math.MaxInt64), state[8:]
 	}
-	return b.Limit.RestoreState(state, saved, reading(&b.Limit, at))
+	now := reading(&b.Limit, at)
+	if byWall(&b.Limit) && at.Wall == 0 {
+		now = saved // the next reading that can be trusted brings it on
+	}
+	return b.Limit.RestoreState(state, saved, now)
 }
 
 // installBucket takes one bucket.
