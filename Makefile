@@ -52,7 +52,8 @@ lint: ## golangci-lint, built once into .cache
 	.cache/golangci-lint run ./...
 
 bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
-	$(call benchmarks,decision,./bench/lease ./proxy/openai,.)
+	$(call benchmarks,decision,./bench/lease ./proxy/openai,^Benchmark(Decision|Memory|Stream|Scanner|Meter)$$)
+	$(call benchmarks,lease-speed,./bench/lease,^Benchmark(Leased|Asked|Redis|KeepAlive|Tenants)$$)
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
 	$(BIN) bench lease --out bench/results

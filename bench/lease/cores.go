@@ -49,7 +49,7 @@ type waiter struct {
 type rights struct{}
 
 func (rights) Left(int64, uint32) int64      { return 980_000_000 }
-func (rights) Lease(int64, uint64) int64             { return 980_000_000 }
+func (rights) Lease(int64, uint64) int64     { return 980_000_000 }
 func (rights) Started(int64, uint64, uint32) {}
 
 func (s *cores) instant() lease.Instant {
