@@ -5,7 +5,6 @@ import (
 	"hash/maphash"
 	"math"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -55,7 +54,6 @@ type Holder struct {
 	table atomic.Pointer[index] // written under mu
 	view  atomic.Pointer[View]  // written under mu
 	ids   atomic.Uint64
-	over  *session // one that has ended
 	stats struct{ rejected, discarded, void, dropped, lostDebt, full atomic.Uint64 }
 
 	newsMu sync.Mutex
@@ -65,7 +63,7 @@ type Holder struct {
 	since    []uint64  // by partition: the epoch that brought its owner
 	peers    []*lender // by incarnation
 	gone     []*lender // those that left the view, the earliest first: their numbers
-	terms    map[limiter.Limit]*terms
+	terms    map[period]*terms
 	asks     []asked  // by ID
 	buckets  []*purse // in no order that depends on their hashes, so that a seed repeats a run
 	hand     int      // of buckets, the one that a sweep looks at next
@@ -84,6 +82,7 @@ type lender struct {
 	id      uint64
 	seq     uint64
 	session *session // nil: none
+	none    *session // what a series of no session has for one
 	dropped uint64   // the highest session that was dropped
 	rtt     int64    // ns; 0: not known
 	flights []flight
@@ -118,8 +117,7 @@ type flown struct {
 // NewHolder returns a holder of nothing, before its first view.
 func NewHolder(c HolderConfig) *Holder {
 	c.MaxBuckets = cmp.Or(c.MaxBuckets, DefaultMaxBuckets)
-	h := &Holder{cfg: c, seed: maphash.MakeSeed(), terms: map[limiter.Limit]*terms{}, asks: make([]asked, maxAsked), over: new(session)}
-	h.over.deadline.Store(ended)
+	h := &Holder{cfg: c, seed: maphash.MakeSeed(), terms: map[period]*terms{}, asks: make([]asked, maxAsked)}
 	h.table.Store(newIndex(firstSlots))
 	return h
 }
@@ -169,6 +167,22 @@ func (h *Holder) peer(id uint64) *lender {
 	return nil
 }
 
+// sessionOf is the session of an owner that this process goes by; none of it if there is none.
+func (h *Holder) sessionOf(owner uint64) *session {
+	if p := h.peer(owner); p != nil && p.session != nil {
+		return p.session
+	}
+	return h.noSession(owner)
+}
+
+// noSession is what a series of an owner has that was opened in none.
+func (h *Holder) noSession(owner uint64) *session {
+	if p := h.peer(owner); p != nil {
+		return p.none
+	}
+	return newSession(owner, 0)
+}
+
 func (p *lender) compare(id uint64) int { return cmp.Compare(p.id, id) }
 
 // ownerOf is the peer that owns a partition, or nil.
@@ -190,11 +204,7 @@ func (h *Holder) make(b *Bucket, needed bool) *purse {
 			return nil
 		}
 	}
-	// One allocation for the three texts, so that the bucket does not pin what they were cut from.
-	t, l := len(b.Key.Tenant), len(b.Key.Limit)
-	text := strings.Join([]string{b.Key.Tenant, b.Key.Limit, b.Key.Subject}, "")
-	made := &purse{key: limiter.Key{Tenant: text[:t], Limit: text[t : t+l], Subject: text[t+l:]}, hash: hash, part: b.Partition}
-	made.place = int32(len(h.buckets))
+	made := newPurse(b, hash)
 	h.buckets = append(h.buckets, made)
 	if y := x.add(made); y != x {
 		h.table.Store(y)
@@ -202,14 +212,12 @@ func (h *Holder) make(b *Bucket, needed bool) *purse {
 	return made
 }
 
-// drop forgets a bucket.
-func (h *Holder) drop(b *purse) {
+// drop forgets a bucket, the one at a place in buckets.
+func (h *Holder) drop(place int) {
+	h.table.Load().forget(h.buckets[place])
 	last := len(h.buckets) - 1
-	h.buckets[b.place] = h.buckets[last]
-	h.buckets[b.place].place = b.place
-	h.buckets[last] = nil
+	h.buckets[place], h.buckets[last] = h.buckets[last], nil
 	h.buckets = h.buckets[:last]
-	h.table.Load().forget(b)
 }
 
 // sweep looks at up to budget buckets, going on where the last sweep left off. It ends leases and
@@ -220,11 +228,11 @@ func (h *Holder) sweep(now int64, budget int) {
 			h.hand = len(h.buckets) - 1
 		}
 		b := h.buckets[h.hand]
-		if b.pending > 0 && now-b.askedAt > int64(askFor) {
+		if b.pending > 0 && b.askedAt.age(now) > int64(askFor) {
 			b.pending = 0
 		}
 		b.demand.look(b, now)
-		idle := now - b.demand.usedAt
+		idle := b.demand.usedAt.age(now)
 		for s := b.series; s != nil; s = s.next {
 			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
 				h.kill(s, now, true)
@@ -234,7 +242,7 @@ func (h *Holder) sweep(now int64, budget int) {
 			}
 		}
 		if idle > int64(emptyAfter) && b.idle(now) {
-			h.drop(b)
+			h.drop(h.hand)
 		}
 		if len(h.buckets) == 0 {
 			return
@@ -250,15 +258,16 @@ func (h *Holder) sweepAtTimes(now int64) {
 	}
 }
 
-// share returns the terms of a limit.
-func (h *Holder) share(l *limiter.Limit) *terms {
-	t := h.terms[*l]
+// share returns the terms of a limit, of a fixed one's window.
+func (h *Holder) share(l *limiter.Limit, window int64) *terms {
+	p := period{*l, window}
+	t := h.terms[p]
 	if t == nil {
 		if len(h.terms) >= maxTerms {
 			clear(h.terms)
 		}
-		t = newTerms(*l)
-		h.terms[*l] = t
+		t = newTerms(p)
+		h.terms[p] = t
 	}
 	return t
 }
@@ -298,14 +307,17 @@ func (h *Holder) kill(s *tab, now int64, back bool) {
 		case c.kind == kindSlots:
 			s.returned.Add(max(0, s.granted-s.returned.Load()-w))
 			if w > 0 {
-				rest = &cell{terms: c.terms, series: s, session: h.over, kind: kindSlots}
+				rest = &cell{terms: c.terms, series: s, kind: kindSlots}
 				rest.word.Store(w)
 			}
-		case back:
-			s.back = c.holds(w, now)
-			s.returned.Add(s.back)
+		default:
+			a := s.aside()
+			if back {
+				a.back = c.holds(w, now)
+				s.returned.Add(a.back)
+			}
+			a.room = c.depth - a.back
 		}
-		s.room = c.depth - s.back
 		s.cell.Store(rest)
 	}
 	h.enqueue(s)
@@ -318,7 +330,7 @@ func (h *Holder) forget(s *tab, now int64) {
 	}
 	s.gone = true
 	s.bucket.drop(s)
-	if p := h.peer(s.granter); p != nil && s.number != 0 {
+	if p := h.peer(s.granter()); p != nil && s.number != 0 {
 		p.shutSeries(s.number)
 	}
 }
@@ -363,7 +375,7 @@ func (h *Holder) Drain() {
 	for _, b := range h.buckets {
 		for s := b.series; s != nil; s = s.next {
 			if s.cell.Load() != nil && !s.dead && s.number != 0 {
-				h.kill(s, now, !s.detached || now < s.cell.Load().session.deadline.Load())
+				h.kill(s, now, !s.detached || now < s.deadline())
 			}
 		}
 	}
@@ -403,14 +415,16 @@ func (h *Holder) Levels(tenant string) []HolderLevel {
 	at := h.cfg.Clock()
 	var levels []HolderLevel
 	for _, b := range h.buckets {
-		if b.key.Tenant != tenant {
+		if b.key().Tenant != tenant {
 			continue
 		}
 		for s := b.series; s != nil; s = s.next {
-			l := HolderLevel{Bucket: Bucket{b.part, b.key}, Granter: s.granter, Series: s.number, Window: s.window, Dead: s.dead, InUse: s.inUse()}
+			l := HolderLevel{Bucket: b.bucket(), Granter: s.granter(), Series: s.number, Window: s.rarely().window, Dead: s.dead, InUse: s.inUse()}
 			if c := s.cell.Load(); c != nil {
 				l.Limit, l.Share, l.Depth = c.terms.limit, c.share, c.depth
-				l.Left = max(c.session.deadline.Load(), math.MinInt64/2) - at.Now
+				if l.Left = math.MinInt64 / 2; !s.dead {
+					l.Left = max(s.deadline(), math.MinInt64/2) - at.Now
+				}
 				if s.live() && c.spendable(at) {
 					l.Level = c.holds(c.word.Load(), at.Now)
 				}

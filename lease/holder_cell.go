@@ -146,14 +146,49 @@ func (p pace) carry(ns int64, to pace, most int64) int64 {
 type terms struct {
 	limit limiter.Limit
 	whole pace // of the whole rate
+	// A fixed window's lease may be spent while opens ≤ wall < closes; 0, 0: always.
+	opens, closes int64
 }
 
-func newTerms(l limiter.Limit) *terms {
-	t := &terms{limit: l}
-	if l.Algorithm != limiter.Semaphore {
-		t.whole = newPace(l.Rate, ShareOne)
+// period is a limit, and of a fixed window also which one.
+type period struct {
+	limit  limiter.Limit
+	window int64
+}
+
+func newTerms(p period) *terms {
+	t := &terms{limit: p.limit}
+	if p.limit.Algorithm != limiter.Semaphore {
+		t.whole = newPace(p.limit.Rate, ShareOne)
+	}
+	if p.limit.Algorithm == limiter.FixedWindow {
+		t.opens = p.window * int64(p.limit.Rate.Per)
+		t.closes = t.opens + int64(p.limit.Rate.Per)
 	}
 	return t
+}
+
+// outdated says whether a limit is newer than that of t, and another.
+func (t *terms) outdated(l *limiter.Limit) bool {
+	return l.Revision > t.limit.Revision && t.differs(l)
+}
+
+// differs says whether more than the revision of a limit is another than that of t.
+func (t *terms) differs(l *limiter.Limit) bool {
+	same := *l
+	same.Revision = t.limit.Revision
+	return same != t.limit
+}
+
+// suits says whether a charge's limit is what a lease was lent under, or one of before. A newer one
+// needs the owner, who may not know of it.
+func (t *terms) suits(l *limiter.Limit) bool {
+	return (l.Algorithm == limiter.Semaphore) == (t.limit.Algorithm == limiter.Semaphore) && !t.outdated(l)
+}
+
+// inWindow says whether a lease may be spent by the wall clock.
+func (t *terms) inWindow(wall int64) bool {
+	return t.closes == 0 || wall >= t.opens && wall < t.closes
 }
 
 // refills says whether the owner's bucket fills by itself while leases lie elsewhere.
@@ -183,33 +218,35 @@ const (
 )
 
 // session is one that an owner opened for this holder. Leases of it may be spent before deadline.
+// Number 0 is no session: of what was never lent, or counts no more.
 type session struct {
-	number   uint64
-	deadline atomic.Int64
+	granter, number uint64
+	deadline        atomic.Int64
+}
+
+// newSession is a session before its first extension.
+func newSession(granter, number uint64) *session {
+	s := &session{granter: granter, number: number}
+	s.deadline.Store(ended)
+	return s
 }
 
 // ended is the deadline of a session before its first extension, and after its last.
 const ended = math.MinInt64
 
 // cell is a lease as it is spent: what never changes of it, and the word that counts. Another
-// (share, depth), session or grant is another cell: the old one is sealed first.
+// (share, depth) or grant is another cell: the old one is sealed first. It fills 64 bytes.
 type cell struct {
-	word  atomic.Int64
-	low   atomic.Int64 // below this level the owner is to hear of it; the word's unit; see Holder.lower
-	seen  atomic.Pointer[limiter.Limit]
-	terms *terms
-
-	series  *tab
-	session *session
-	m       uint64 // pace, in parts that leave no gap
-	e       int16
-	kind    kind
-	share   uint32
-	depth   int64 // units; of slots, how many may be kept, in use or not
-	deep    int64 // depth in the word's unit
-	// A fixed window's lease may be spent while opens ≤ wall < closes; 0, 0: always.
-	opens, closes int64
-	level         int64 // left with the owner, when it last said so
+	word   atomic.Int64
+	terms  *terms
+	series *tab
+	m      uint64 // pace, in parts that leave no gap
+	e      int16
+	kind   kind
+	share  uint32
+	depth  int64 // units; of slots, how many may be kept, in use or not
+	deep   int64 // depth in the word's unit
+	level  int64 // left with the owner, when it last said so
 }
 
 // pace is that of a rate.
@@ -217,42 +254,15 @@ func (c *cell) pace() pace { return pace{c.m, c.e} }
 
 // copy is a cell with the same lease and no word.
 func (c *cell) copy() *cell {
-	n := &cell{
-		terms: c.terms, series: c.series, session: c.session, m: c.m, e: c.e, kind: c.kind, share: c.share,
-		depth: c.depth, deep: c.deep, opens: c.opens, closes: c.closes, level: c.level,
+	return &cell{
+		terms: c.terms, series: c.series, m: c.m, e: c.e, kind: c.kind, share: c.share,
+		depth: c.depth, deep: c.deep, level: c.level,
 	}
-	n.seen.Store(c.seen.Load())
-	return n
-}
-
-// inWindow says whether a cell may be spent by the wall clock.
-func (c *cell) inWindow(wall int64) bool {
-	return c.closes == 0 || wall >= c.opens && wall < c.closes
 }
 
 // spendable says whether a cell may be spent at a reading.
 func (c *cell) spendable(at Instant) bool {
-	return at.Now < c.session.deadline.Load() && c.inWindow(at.Wall)
-}
-
-// suits says whether a charge's limit is what the lease was lent under, or one of before. A newer one
-// needs the owner, who may not know of it.
-func (c *cell) suits(l *limiter.Limit) bool {
-	if l == c.seen.Load() {
-		return true
-	}
-	if (l.Algorithm == limiter.Semaphore) != (c.kind == kindSlots) {
-		return false
-	}
-	if l.Revision > c.terms.limit.Revision {
-		same := *l
-		same.Revision = c.terms.limit.Revision
-		if same != c.terms.limit {
-			return false
-		}
-	}
-	c.seen.Store(l)
-	return true
+	return at.Now < c.series.deadline() && c.terms.inWindow(at.Wall)
 }
 
 // verdict is what became of a try at a cell.
@@ -443,7 +453,7 @@ func (c *cell) describe(at Instant, left int64, d *limiter.Decision) {
 		left = min(left+2, c.deep+1)
 	}
 	d.By, d.RetryAfter, d.At = limiter.ByLease, 0, at.Now
-	if c.closes != 0 {
+	if c.terms.closes != 0 {
 		d.At = at.Wall
 	}
 	d.Remaining = min(c.inUnits(left)+c.level, c.terms.limit.Capacity())

@@ -69,9 +69,10 @@ func anyResponse(t *rapid.T, s *stand, ids []uint64) *Response {
 func sound(t *rapid.T, h *Holder) {
 	leases := map[uint64]int{}
 	queued := 0
-	for i, b := range h.buckets {
-		if h.lookup(&b.key) != b || int(b.place) != i {
-			t.Fatalf("%v is not where it is looked for", b.key)
+	for _, b := range h.buckets {
+		k := b.key()
+		if h.lookup(&k) != b {
+			t.Fatalf("%v is not where it is looked for", k)
 		}
 		c := b.lease.Load()
 		found := c == nil
@@ -88,12 +89,12 @@ func sound(t *rapid.T, h *Holder) {
 					t.Fatalf("series %d is dead and spent", s.number)
 				}
 				if !s.detached {
-					leases[s.granter]++
+					leases[s.granter()]++
 				}
 			}
 		}
 		if !found {
-			t.Fatalf("%v has a lease of no series", b.key)
+			t.Fatalf("%v has a lease of no series", k)
 		}
 		if c == nil {
 			continue

@@ -88,8 +88,7 @@ func (h *Holder) adopt(p *lender, r *Response, f *flight) bool {
 			return false
 		}
 		h.dropSession(p)
-		p.session = &session{number: r.Session}
-		p.session.deadline.Store(ended)
+		p.session = newSession(p.id, r.Session)
 	}
 	// Who has not stepped to the owner's view does not know which partitions have left it.
 	if f != nil && r.Left > 0 && r.Epoch <= h.view.Load().Epoch {
@@ -111,7 +110,7 @@ func (h *Holder) dropSession(p *lender) {
 	h.stats.dropped.Add(1)
 	for _, b := range h.buckets {
 		for t := b.series; t != nil; t = t.next {
-			if t.session == s && !t.detached && !t.dead && t.granter == p.id {
+			if t.session.Load() == s && !t.detached && !t.dead {
 				h.kill(t, 0, false)
 			}
 		}
@@ -126,8 +125,8 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 			continue
 		}
 		for _, g := range r.Forgotten {
-			if g.Granter == s.granter && g.Number == s.number {
-				h.stats.lostDebt.Add(uint64(max(0, s.debt.Load()-s.owed)))
+			if g.Granter == s.granter() && g.Number == s.number {
+				h.stats.lostDebt.Add(uint64(max(0, s.debt.Load()-s.rarely().owed)))
 				h.forget(s, now)
 				break
 			}
@@ -137,12 +136,15 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 		}
 		switch {
 		case it.mark > s.settled:
-			s.settled, s.owed, s.closed = it.mark, it.debt, it.closed
+			s.settled, s.closed = it.mark, it.closed
+			if it.debt > 0 {
+				s.aside().owed = it.debt
+			}
 		case it.mark == s.settled:
 			s.closed = s.closed || it.closed
 		}
 		// An owner that still lends in it is to hear once more.
-		if s.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter == r.Owner }) {
+		if s.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter() == r.Owner }) {
 			h.forget(s, now)
 		}
 	}
@@ -153,11 +155,10 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 func (h *Holder) returnDetached(p *lender, r *Response, now int64) {
 	stay := p.detached[:0]
 	for _, s := range p.detached {
-		c := s.cell.Load()
 		switch {
-		case s.gone || s.dead || c == nil:
+		case s.gone || s.dead || s.cell.Load() == nil:
 		case h.owns(r, s.bucket.part):
-			h.kill(s, now, now < c.session.deadline.Load())
+			h.kill(s, now, now < s.deadline())
 		default:
 			stay = append(stay, s)
 		}
@@ -209,6 +210,14 @@ func (l *Lease) plausible() bool {
 	return false
 }
 
+// window is the index of a lease's window, 0 where it has none.
+func (l *Lease) window() int64 {
+	if l.Limit.Algorithm == limiter.FixedWindow {
+		return l.Window
+	}
+	return 0
+}
+
 // applyLease takes what an owner lends. False: it can't be true.
 func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 	if !l.plausible() {
@@ -223,7 +232,8 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 		b.refusal.Store(nil)
 		if s = b.find(p.id, l.Series); s == nil && l.Rolled {
 			if s = b.find(p.id, 0); s != nil {
-				s.number, s.granted, s.session = l.Series, l.Granted, p.session
+				s.number, s.granted = l.Series, l.Granted
+				s.session.Store(p.session)
 			}
 		}
 	}
@@ -233,10 +243,13 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 		}
 	}
 	slots := l.Limit.Algorithm == limiter.Semaphore
-	if s.lent && (s.slots != slots || s.window != l.Window) {
+	window := l.window()
+	if s.lent && (s.slots != slots || s.rarely().window != window) {
 		return false
 	}
-	s.lent, s.slots, s.window = true, slots, l.Window
+	if s.lent, s.slots = true, slots; window != 0 {
+		s.aside().window = window
+	}
 	if l.Number < s.ack || l.Number == s.ack && l.Granted <= s.granted {
 		h.enqueue(s) // it is said again because the owner does not know that it came
 		s.settled = -1
@@ -256,15 +269,13 @@ func (h *Holder) placed(l *Lease) bool {
 // or this process takes no more: then the owner hears that it is closed.
 func (h *Holder) open(p *lender, l *Lease) *tab {
 	back := l.Granted
-	if h.share(&l.Limit).refills() {
+	if h.share(&l.Limit, l.window()).refills() {
 		back = min(back, l.Depth)
 	}
 	switch {
 	case !p.knew(l.Series) && !h.draining:
 		if b := h.make(&l.Bucket, false); b != nil {
-			s := &tab{bucket: b, granter: p.id, number: l.Series, session: p.session, next: b.series}
-			b.series = s
-			return s
+			return newTab(b, p.session, l.Series)
 		}
 		h.stats.full.Add(1)
 	case p.knew(l.Series) && l.Limit.Algorithm != limiter.Semaphore:
@@ -296,13 +307,13 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 	old := s.cell.Load()
 	if other := b.lease.Load(); other != nil && other.series != s {
 		o := other.series
-		if o.granter == p.id && o.number > s.number && !o.detached {
+		if o.granter() == p.id && o.number > s.number && !o.detached {
 			s.dead = true // a newer one lives
 		} else {
-			h.kill(o, at.Now, !o.detached || at.Now < other.session.deadline.Load())
+			h.kill(o, at.Now, !o.detached || at.Now < o.deadline())
 		}
 	}
-	if h.draining || l.Depth == 0 || s.session != p.session || s.detached {
+	if h.draining || l.Depth == 0 || s.session.Load() != p.session || s.detached {
 		s.dead = true
 	}
 	shrunk := old != nil && (l.Depth < old.depth || l.Share < old.share)
@@ -316,10 +327,12 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
 		case s.lost:
 			fresh = 0
-		case h.share(&l.Limit).refills():
+		case h.share(&l.Limit, l.window()).refills():
 			// No more than the owner counts for the lease: the rest has come to it anew meanwhile.
-			fresh = min(fresh, max(0, s.room, l.Depth-s.back))
-			s.room, s.back = max(0, s.room, l.Depth-s.back)-fresh, s.back+fresh
+			a := s.aside()
+			room := max(0, a.room, l.Depth-a.back)
+			fresh = min(fresh, room)
+			a.room, a.back = room-fresh, a.back+fresh
 		}
 		s.returned.Add(fresh)
 		if pushed {
@@ -327,7 +340,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 		}
 		return
 	}
-	c := h.cellOf(p, s, l)
+	c := h.cellOf(s, l)
 	if s.slots {
 		h.fillSlots(s, old, c, l.Depth)
 	} else {
@@ -336,27 +349,25 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 	if !s.live() {
 		p.leases++
 	}
+	s.low.Store(0) // it is of the old cell
+	h.rearm(s, c, p, at.Now, fresh > 0)
 	s.cell.Store(c)
 	b.lease.Store(c)
-	h.rearm(b, c, p, at.Now, fresh > 0)
 	if shrunk && pushed {
 		h.wake(p.id)
 	}
 }
 
 // cellOf makes the cell of a lease.
-func (h *Holder) cellOf(p *lender, s *tab, l *Lease) *cell {
+func (h *Holder) cellOf(s *tab, l *Lease) *cell {
 	c := &cell{
-		terms: h.share(&l.Limit), series: s, session: p.session, kind: kindBlock,
+		terms: h.share(&l.Limit, l.window()), series: s, kind: kindBlock,
 		share: l.Share, depth: l.Depth, deep: l.Depth, level: l.Level,
 	}
 	switch l.Limit.Algorithm {
 	case limiter.Semaphore:
 		c.kind = kindSlots
-	case limiter.FixedWindow:
-		c.opens = l.Window * int64(l.Limit.Rate.Per)
-		c.closes = c.opens + int64(l.Limit.Rate.Per)
-	default:
+	case limiter.GCRA:
 		if l.Share == 0 {
 			break
 		}
@@ -364,7 +375,6 @@ func (h *Holder) cellOf(p *lender, s *tab, l *Lease) *cell {
 			c.kind, c.m, c.e, c.deep = kindRate, x.m, x.e, x.down(l.Depth)
 		}
 	}
-	c.low.Store(math.MinInt64)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"math"
 	"time"
 
 	"headgate/limiter"
@@ -81,7 +82,7 @@ func (h *Holder) sendsOff(a *Ask, owner uint64, now int64) {
 	for i := range a.Charges {
 		if b := h.lookup(&a.Charges[i].Key); b != nil {
 			b.pending++
-			b.askedAt = now
+			b.askedAt = tickOf(now)
 		}
 	}
 }
@@ -117,7 +118,7 @@ func (w *writer) asked(a *Ask) {
 		if s := b.newest(w.p.id); s != nil {
 			w.report(s)
 		} else if len(w.r.Reports) < maxSaid {
-			w.r.Reports = append(w.r.Reports, Report{Bucket: Bucket{b.part, b.key}, Demand: b.demand.per1024(), Cost: b.demand.cost()})
+			w.r.Reports = append(w.r.Reports, Report{Bucket: b.bucket(), Demand: b.demand.per1024(), Cost: b.demand.cost()})
 		}
 	}
 }
@@ -125,11 +126,11 @@ func (w *writer) asked(a *Ask) {
 // giveUp ends a lease that does not cover a charge on its owner's way. One that is only frozen stays.
 func (w *writer) giveUp(cell *cell, c *AskCharge) {
 	s, word := cell.series, cell.word.Load()
-	if w.at.Now >= cell.session.deadline.Load() || s.detached {
+	if w.at.Now >= s.deadline() || s.detached {
 		return
 	}
-	suits := cell.suits(&c.Limit)
-	if suits && cell.inWindow(w.at.Wall) && cell.holds(word, w.at.Now) >= c.Cost {
+	suits := cell.terms.suits(&c.Limit)
+	if suits && cell.terms.inWindow(w.at.Wall) && cell.holds(word, w.at.Now) >= c.Cost {
 		return
 	}
 	if cell.kind == kindSlots && suits {
@@ -155,7 +156,7 @@ func (h *Holder) returnFree(s *tab, c *cell) {
 // newest is the series of a bucket that an owner is to hear of with an ask: its newest.
 func (b *purse) newest(granter uint64) *tab {
 	for s := b.series; s != nil; s = s.next {
-		if s.granter == granter && s.number != 0 {
+		if s.granter() == granter && s.number != 0 {
 			return s
 		}
 	}
@@ -167,20 +168,18 @@ func (b *purse) newest(granter uint64) *tab {
 func (w *writer) look(most int) {
 	p := w.p
 	p.backlog = false
-	var stay, again []*tab
-	for i, s := range p.queue {
-		if i >= most || len(w.r.Reports) >= maxSaid {
-			p.backlog = p.backlog || len(w.r.Reports) >= maxSaid
-			stay = append(stay, p.queue[i:]...)
-			break
+	for i := range len(p.queue) {
+		full := len(w.r.Reports) >= maxSaid
+		if p.backlog = full; full || i >= most {
+			return
 		}
-		if w.visit(s) {
-			again = append(again, s)
-		} else {
-			s.queued = false
+		s := p.queue[0]
+		again := w.visit(s) // s is still in the queue
+		p.queue[0], p.queue = nil, p.queue[1:]
+		if s.queued = again; again {
+			p.queue = append(p.queue, s)
 		}
 	}
-	p.queue = append(stay, again...)
 }
 
 // visit reports a series if that is due, and says whether to look at it again.
@@ -193,23 +192,24 @@ func (w *writer) visit(s *tab) bool {
 	if live {
 		b.demand.look(b, now)
 		cell := s.cell.Load()
-		if w.at.Wall != 0 && cell.closes != 0 && w.at.Wall >= cell.closes {
+		if t := cell.terms; w.at.Wall != 0 && t.closes != 0 && w.at.Wall >= t.closes {
 			w.h.kill(s, now, true)
 			live = false
 		} else if !s.detached {
-			w.h.rearm(b, cell, w.p, now, false)
+			w.h.rearm(s, cell, w.p, now, false)
 		}
 	}
 	settled := !s.news()
-	waits := s.totals().said() == s.said && now-s.sentAt < max(int64(againAfter), 4*w.p.rtt)
+	age := s.sentAt.age(now)
+	waits := s.totals().said() == s.said && age < max(int64(againAfter), 4*w.p.rtt)
 	hint := int64(tellEvery)
-	switch woken := b.wokenAt.Load(); {
-	case woken > s.sentAt:
+	switch woken := tick(b.wokenAt.Load()); {
+	case woken.age(now) <= age:
 		hint = 0
-	case b.demand.news() || b.demand.usedAt > s.sentAt || b.asked.Load() != b.demand.word:
+	case b.demand.news() || b.demand.usedAt.age(now) < age || b.asked.Load() != 0:
 		hint = int64(hintEvery)
 	}
-	if !settled && !waits || live && now-s.sentAt >= hint {
+	if !settled && !waits || live && age >= hint {
 		w.report(s)
 	}
 	return live || !settled
@@ -218,7 +218,7 @@ func (w *writer) visit(s *tab) bool {
 // waitsForRoll says whether the slots of a series are first to be counted by a roll. That goes with the
 // same request is not enough: an owner that has not stepped as far takes the report and not the roll.
 func (w *writer) waitsForRoll(s *tab) bool {
-	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch <= s.after
+	return len(w.p.rolls) > 0 && w.p.rolls[0].Epoch <= s.rarely().after
 }
 
 // report says where a series stands, once a request.
@@ -228,7 +228,7 @@ func (w *writer) report(s *tab) {
 	}
 	b, t := s.bucket, s.totals()
 	r := Report{
-		Bucket: Bucket{b.part, b.key}, Granter: s.granter, Series: s.number,
+		Bucket: b.bucket(), Granter: s.granter(), Series: s.number,
 		Ack: t.ack, Returned: t.returned, Refunded: t.refunded, Debt: t.debt, Idle: t.idle, Closed: t.closed,
 		Demand: b.demand.per1024(), Cost: b.demand.cost(),
 	}
@@ -236,7 +236,7 @@ func (w *writer) report(s *tab) {
 		r.Level = c.holds(c.word.Load(), w.at.Now)
 	}
 	b.demand.told = b.demand.units
-	s.said, s.sentIn, s.sentAt = t.said(), uint32(w.r.Seq), w.at.Now
+	s.said, s.sentIn, s.sentAt = t.said(), uint32(w.r.Seq), tickOf(w.at.Now)
 	w.r.Reports = append(w.r.Reports, r)
 	w.items = append(w.items, flown{s, t.mark(), t.debt, t.closed})
 	w.h.enqueue(s)
@@ -244,8 +244,9 @@ func (w *writer) report(s *tab) {
 
 // rearm sets the level below which the owner is to hear of a lease at once: when something came, or
 // it is a while since it last did.
-func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64, came bool) {
-	if c.kind == kindSlots || c.depth == 0 || !came && now-b.wokenAt.Load() < int64(wakeEvery) {
+func (h *Holder) rearm(s *tab, c *cell, p *lender, now int64, came bool) {
+	b := s.bucket
+	if c.kind == kindSlots || c.depth == 0 || !came && tick(b.wokenAt.Load()).age(now) < int64(wakeEvery) {
 		return
 	}
 	rate := 0.0
@@ -258,7 +259,7 @@ func (h *Holder) rearm(b *purse, c *cell, p *lender, now int64, came bool) {
 	if c.kind == kindRate {
 		low = min(c.pace().up(low), c.deep)
 	}
-	c.low.Store(low)
+	s.low.Store(math.Float32bits(float32(low)))
 }
 
 // Decided takes an owner's decision on the charges in which, after Handle of the Response that brought
@@ -338,7 +339,7 @@ func (h *Holder) decidedOn(c *limiter.Charge) {
 	}
 	if r := b.refusal.Load(); r != nil && r.terms == nil {
 		known := *r
-		known.terms = h.share(c.Limit)
+		known.terms = h.share(c.Limit, 0)
 		b.refusal.Store(&known)
 	}
 }
@@ -379,13 +380,13 @@ func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64) *tab {
 	b := h.make(&where, true)
 	s := b.find(owner, number)
 	if s == nil {
-		s = &tab{bucket: b, granter: owner, number: number, next: b.series, detached: h.ownerOf(b.part) != h.peer(owner)}
-		if p := h.peer(owner); p != nil {
-			s.session = p.session
+		p := h.peer(owner)
+		s = newTab(b, h.sessionOf(owner), number)
+		s.detached = h.ownerOf(b.part) != p
+		if p != nil {
 			// What it had been granted is not known any more.
 			s.dead, s.lost = p.knew(number), p.knew(number)
 		}
-		b.series = s
 	}
 	return s
 }

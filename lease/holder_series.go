@@ -25,45 +25,43 @@ func (t totals) mark() int64 {
 	return m
 }
 
-// said is a mark that also tells whether the series is closed.
-func (t totals) said() int64 {
+// said is the lower half of a mark that also tells whether the series is closed. Of later totals it is
+// another, save by an accident that delays a report by againAfter.
+func (t totals) said() uint32 {
 	if t.closed {
-		return t.mark()<<1 | 1
+		return uint32(t.mark()<<1 | 1)
 	}
-	return t.mark() << 1
+	return uint32(t.mark() << 1)
 }
 
 // tab is one that an owner opened for this holder: what a reservation is settled into, and whose
 // lease, while it lives, is spent. A reservation out of the lease holds a *tab, one that the
 // owner decided a *direct.
+//
+// It fills 128 bytes; what most series never need is aside.
 type tab struct {
 	bucket *purse
 	cell   atomic.Pointer[cell] // what is left of the lease; of slots, also after its end: who counts those in use
-	// moved: its slots in use are counted there since a roll.
-	moved atomic.Pointer[tab]
-	open  atomic.Int64 // reservations that are not settled, save for slots
+	// session is never nil, and written under Holder.mu. Of a partition that moved it is one of its own.
+	session atomic.Pointer[session]
+	rare    atomic.Pointer[aside] // nil: all zero; written under Holder.mu
 
 	returned, refunded, debt atomic.Int64
 
-	noted atomic.Bool // it is in Holder.news: something happened since it was last looked at
+	open  atomic.Int32  // reservations that are not settled, save for slots
+	low   atomic.Uint32 // a float32: below this level, in the word's unit, the owner is to hear of it; 0: not again
+	noted atomic.Bool   // it is in Holder.news: something happened since it was last looked at
 
 	// What follows is under Holder.mu.
-	next    *tab // in purse.series
-	granter uint64
+	sentAt  tick   // when it was reported last
+	next    *tab   // in purse.series
 	number  uint64 // 0: of rolled slots that the owner has not numbered yet
-	session *session
 	granted int64
 	ack     uint64
-	window  int64
-	after   uint64 // nothing is said of it before the roll of this epoch is
-	sentAt  int64  // when it was reported last
-	said    int64  // what that was: totals.said
 	settled int64  // of what is acknowledged
-	owed    int64  // the debt that is acknowledged
-	room    int64  // how much of the lease's depth had not been given back when it ended
-	back    int64  // how much had
+	said    uint32 // what was reported last: totals.said
 	sentIn  uint32 // the lower half of the Seq of the request that reported it last
-	lent    bool   // it had a lease, so slots and window are set
+	lent    bool   // it had a lease, so slots and the window are set
 	slots   bool
 	dead    bool // its lease will not be spent again
 	closed  bool // as acknowledged
@@ -74,13 +72,74 @@ type tab struct {
 	detached bool // its partition went to another owner
 }
 
+// aside is what most series never need. It is written under Holder.mu, and read under it save for moved.
+type aside struct {
+	moved atomic.Pointer[tab] // its slots in use are counted there since a roll
+	facts
+}
+
+type facts struct {
+	window int64  // of a fixed window's lease: its index
+	after  uint64 // nothing is said of the series before the roll of this epoch is
+	owed   int64  // the debt that is acknowledged
+	room   int64  // how much of the lease's depth had not been given back when it ended
+	back   int64  // how much had
+}
+
+// newTab is a series of a session, the newest of its bucket. The lock is held.
+func newTab(b *purse, s *session, number uint64) *tab {
+	t := &tab{bucket: b, number: number, next: b.series}
+	t.session.Store(s)
+	b.series = t
+	return t
+}
+
+// aside is where the facts of the series are written. The lock is held.
+func (s *tab) aside() *aside {
+	a := s.rare.Load()
+	if a == nil {
+		a = new(aside)
+		s.rare.Store(a)
+	}
+	return a
+}
+
+// granter is who opened the series.
+func (s *tab) granter() uint64 { return s.session.Load().granter }
+
+// deadline is until when its lease may be spent.
+func (s *tab) deadline() int64 { return s.session.Load().deadline.Load() }
+
+// rarely are the facts of the series, all zero if there are none. The lock is held.
+func (s *tab) rarely() facts {
+	if a := s.rare.Load(); a != nil {
+		return a.facts
+	}
+	return facts{}
+}
+
+// tick is a reading of the clock in units of 2^tickShift ns. It wraps after three days: what lies further
+// back looks newer, and is looked at again as if it were.
+type tick uint32
+
+const tickShift = 16
+
+func tickOf(now int64) tick { return tick(now >> tickShift) }
+
+// age is how long ago t was: to the unit, and rather longer.
+func (t tick) age(now int64) int64 { return int64(tickOf(now)-t+1) << tickShift }
+
 // direct is a reservation that the owner decided.
 type direct struct{ series *tab }
 
 // current is where slots of s are counted now.
 func (s *tab) current() *tab {
 	for {
-		t := s.moved.Load()
+		a := s.rare.Load()
+		if a == nil {
+			return s
+		}
+		t := a.moved.Load()
 		if t == nil {
 			return s
 		}
@@ -126,9 +185,8 @@ func (s *tab) news() bool {
 
 // demand is what is asked of a bucket: averages over about a second, of units and of requests.
 type demand struct {
-	word            uint64 // purse.asked when last looked at
-	at              int64  // when that was; 0: never
-	usedAt          int64  // when something was last found to have been asked
+	at              tick // when it was last looked at; 0: never
+	usedAt          tick // when something was last found to have been asked
 	units, requests float32
 	told            float32 // units as last reported
 }
@@ -137,27 +195,27 @@ const (
 	// demandOver is the time constant of the averages, in ns.
 	demandOver = 1e9
 	// demandEvery is how long a sample takes at least.
-	demandEvery = 20e6
+	demandEvery = 20_000_000
 )
 
 // look takes a sample at now, unless the last is too fresh.
 func (d *demand) look(b *purse, now int64) {
+	at := tickOf(now)
 	if d.at == 0 {
-		d.at, d.usedAt = now-demandEvery, now
+		d.at, d.usedAt = at-demandEvery>>tickShift-1, at
 	}
-	span := float64(now - d.at)
+	span := float64(at-d.at) * (1 << tickShift)
 	if span < demandEvery {
 		return
 	}
-	word := b.asked.Load()
-	diff := word - d.word
-	units, n := float64(diff>>askedBits), float64(diff&(1<<askedBits-1))
-	d.word, d.at = word, now
+	word := b.asked.Swap(0)
+	units, n := float64(word>>askedBits), float64(word&(1<<askedBits-1))
+	d.at = at
 	part := 1 - math.Exp(-span/demandOver)
 	d.units += float32(part * (units*1e9/span - float64(d.units)))
 	d.requests += float32(part * (n*1e9/span - float64(d.requests)))
 	if n > 0 {
-		d.usedAt = now
+		d.usedAt = at
 	}
 }
 
@@ -216,12 +274,8 @@ func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.
 	if cost < max(r.cost, 1) || at.Now >= r.until {
 		return false
 	}
-	if t := r.terms; t != nil && c.Limit.Revision > t.limit.Revision {
-		same := *c.Limit
-		same.Revision = t.limit.Revision
-		if same != t.limit {
-			return false
-		}
+	if r.terms != nil && r.terms.outdated(c.Limit) {
+		return false
 	}
 	wait := int64(limiter.Never)
 	if cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt {

@@ -31,7 +31,8 @@ func (h *Holder) Step(v *View) {
 	for _, b := range h.buckets {
 		b.refusal.Store(nil)
 		if recount {
-			b.part = v.Place(Home(&b.key, old.Place(Home(&b.key, false)) != b.part))
+			k := b.key()
+			b.part = v.Place(Home(&k, old.Place(Home(&k, false)) != b.part))
 		}
 		roll := rolls[v.OwnerOf(b.part).Incarnation]
 		switch {
@@ -95,7 +96,7 @@ func (h *Holder) meet(v *View) {
 		if slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == p.id }) {
 			return false
 		}
-		gone := &lender{id: p.id, seq: p.seq, dropped: p.dropped, shut: p.shut, shutBefore: p.shutBefore, shutUpTo: p.shutUpTo}
+		gone := &lender{id: p.id, none: p.none, seq: p.seq, dropped: p.dropped, shut: p.shut, shutBefore: p.shutBefore, shutUpTo: p.shutUpTo}
 		if p.session != nil {
 			gone.dropped = max(gone.dropped, p.session.number)
 			h.stats.dropped.Add(1)
@@ -111,7 +112,7 @@ func (h *Holder) meet(v *View) {
 		if ok {
 			continue
 		}
-		p := &lender{id: m.Incarnation}
+		p := &lender{id: m.Incarnation, none: newSession(m.Incarnation, 0)}
 		if g := slices.IndexFunc(h.gone, func(p *lender) bool { return p.id == m.Incarnation }); g >= 0 {
 			p = h.gone[g]
 			h.gone = slices.Delete(h.gone, g, g+1)
@@ -167,7 +168,7 @@ func (h *Holder) rollAgain(p *lender, wanted uint64) {
 // unlease takes a bucket's lease from it.
 func (h *Holder) unlease(b *purse, c *cell) {
 	b.lease.Store(nil)
-	if p := h.peer(c.series.granter); p != nil && !c.series.detached {
+	if p := h.peer(c.series.granter()); p != nil && !c.series.detached {
 		p.leases--
 	}
 }
@@ -175,17 +176,18 @@ func (h *Holder) unlease(b *purse, c *cell) {
 // detach fixes a lease's deadline: the session goes on without it.
 func (h *Holder) detach(s *tab, c *cell) {
 	live := s.live()
-	if p := h.peer(c.series.granter); live && p != nil {
+	if p := h.peer(c.series.granter()); live && p != nil {
 		p.leases--
 	}
 	s.detached = true
 	// Sealed first: what is taken after it sees the fixed deadline.
 	w := c.word.Swap(sealed)
-	fixed := &session{number: c.session.number}
-	fixed.deadline.Store(c.session.deadline.Load())
+	was := s.session.Load()
+	fixed := newSession(was.granter, was.number)
+	fixed.deadline.Store(was.deadline.Load())
+	s.session.Store(fixed)
+	s.low.Store(0)
 	n := c.copy()
-	n.session = fixed
-	n.low.Store(sealed)
 	n.word.Store(w)
 	s.cell.Store(n)
 	if live {
@@ -201,9 +203,9 @@ func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	before, inUse, last := h.sealSlots(b)
 	for _, s := range before {
 		s.dead = true
-		if s.granter == owner && s.number != 0 && roll != nil {
+		if s.granter() == owner && s.number != 0 && roll != nil {
 			s.returned.Store(s.granted)
-			s.settled, s.said, s.after = 0, 0, roll.Epoch
+			s.settled, s.said, s.aside().after = 0, 0, roll.Epoch
 			h.enqueue(s)
 			continue
 		}
@@ -212,18 +214,18 @@ func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	}
 	var t *tab
 	if inUse > 0 {
-		t = &tab{bucket: b, granter: owner, lent: true, slots: true, next: b.series, granted: inUse, session: h.over}
-		c := &cell{terms: last.terms, series: t, session: h.over, kind: kindSlots}
+		t = newTab(b, h.noSession(owner), 0)
+		t.lent, t.slots, t.granted = true, true, inUse
+		c := &cell{terms: last.terms, series: t, kind: kindSlots}
 		c.word.Store(inUse)
 		t.cell.Store(c)
-		b.series = t
 		if roll != nil {
-			roll.Slots = append(roll.Slots, RolledSlots{Bucket: Bucket{b.part, b.key}, InUse: inUse, Limit: last.terms.limit})
+			roll.Slots = append(roll.Slots, RolledSlots{Bucket: b.bucket(), InUse: inUse, Limit: last.terms.limit})
 		}
 	}
 	for _, s := range before {
 		if t != nil {
-			s.moved.Store(t)
+			s.aside().moved.Store(t)
 		}
 		s.cell.Store(nil)
 	}

@@ -84,7 +84,7 @@ func (h *Holder) takeFrom(b *purse, at Instant, l *limiter.Limit, cost int64, d 
 		if !s.noted.Load() {
 			h.note(s)
 		}
-		if !cell.suits(l) || !cell.spendable(at) {
+		if !cell.terms.suits(l) || !cell.spendable(at) {
 			return nil
 		}
 		// Before the take, so that nobody closes the series in between.
@@ -95,8 +95,8 @@ func (h *Holder) takeFrom(b *purse, at Instant, l *limiter.Limit, cost int64, d 
 		if v == took {
 			d.Admitted = true
 			cell.describe(at, left, d)
-			if left < cell.low.Load() {
-				h.lower(cell, at.Now)
+			if float32(left) < math.Float32frombits(s.low.Load()) {
+				h.lower(s, at.Now)
 			}
 			return cell
 		}
@@ -114,8 +114,7 @@ func (h *Holder) takeFrom(b *purse, at Instant, l *limiter.Limit, cost int64, d 
 // settleDown waits until a lease that was found sealed is replaced.
 func (h *Holder) settleDown() {
 	h.mu.Lock()
-	//lint:ignore SA2001 the replacement is made under the lock
-	h.mu.Unlock()
+	h.mu.Unlock() //nolint:staticcheck // SA2001: the replacement is made under the lock
 }
 
 // leave notes that a reservation of a series is over.
@@ -135,16 +134,15 @@ func (h *Holder) note(s *tab) {
 }
 
 // lower has the owner told that a lease is low: once, until something came or a keep-alive went.
-func (h *Holder) lower(c *cell, now int64) {
-	mark := c.low.Load()
-	if mark == math.MinInt64 || !c.low.CompareAndSwap(mark, math.MinInt64) {
+func (h *Holder) lower(s *tab, now int64) {
+	if s.low.Swap(0) == 0 {
 		return
 	}
-	if r := c.series.bucket.refusal.Load(); r != nil && now < r.until {
+	if r := s.bucket.refusal.Load(); r != nil && now < r.until {
 		return
 	}
-	c.series.bucket.wokenAt.Store(now)
-	h.wake(c.series.granter)
+	s.bucket.wokenAt.Store(uint32(tickOf(now)))
+	h.wake(s.granter())
 }
 
 func (h *Holder) wake(owner uint64) {
@@ -203,7 +201,7 @@ func (h *Holder) Peek(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 			continue
 		}
 		cell := b.lease.Load()
-		if cell != nil && cell.suits(c.Limit) && cell.spendable(at) {
+		if cell != nil && cell.terms.suits(c.Limit) && cell.spendable(at) {
 			left := cell.left(at.Now)
 			if cell.inUnits(left) >= cost {
 				missing &^= 1 << i
