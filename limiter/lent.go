@@ -92,9 +92,11 @@ func (l *Limit) Debit(s *State, now, units int64) {
 	l.Adjust(s, now, now, -max(0, min(units, MaxUnits)))
 }
 
-// Level is what is left at now in whole units, rounded down; negative is debt.
+// Level is what is left at now in whole units, rounded down; negative is debt. It moves s no further: the time up to
+// now is still to be advanced over, with the share that is lent.
 func (l *Limit) Level(s *State, now int64) int64 {
-	return l.Take(s, now, 0, Refuse).Remaining
+	t := *s
+	return l.Take(&t, now, 0, Refuse).Remaining
 }
 
 // Until is the time from now, to which s was advanced, until cost conforms if nothing else happens,
