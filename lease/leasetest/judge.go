@@ -119,6 +119,11 @@ func (j *judge) spent(b *bucket, at, window, cost int64, kind entryKind) {
 		if kind == admitted && cost > b.limit.Burst && cost > b.mostBurst(at) {
 			kind = oversize
 		}
+		if most := b.mostBurst(at); kind == oversize && b.durable {
+			// What is beyond the burst the ledger is owed, and the owner is not.
+			b.ideal.put(at, most, kind)
+			kind, cost = forced, cost-most
+		}
 		b.ideal.put(at, cost, kind)
 		if b.ideal.over != "" {
 			j.w.fail("%s: %s", b.key.Limit, b.ideal.over)
@@ -305,7 +310,7 @@ func (j *judge) oneGranter() {
 			}
 			granter = p
 		}
-		if granter != nil && granter != w.started[part] && granter.rights.waited[part] {
+		if is := (tenure{granter, granter.sinceOf(part)}); granter != nil && is != w.started[part] && granter.rights.waited[part] {
 			w.stats.Takeovers++
 			for _, b := range w.buckets { // it counts as empty, whatever was owed beyond
 				if b.ideal != nil && int(b.partition(w)) == part {
@@ -315,9 +320,22 @@ func (j *judge) oneGranter() {
 		}
 		w.granters[part] = granter
 		if granter != nil {
-			w.started[part] = granter
+			w.started[part] = tenure{granter, granter.rights.since[part]}
 		}
 	}
+}
+
+// tenure is a process's time as the owner of a partition, since a view.
+type tenure struct {
+	proc  *proc
+	since uint64
+}
+
+func (p *proc) sinceOf(part int) uint64 {
+	if p == nil {
+		return 0
+	}
+	return p.rights.since[part]
 }
 
 // gather adds up what could be spent now of a tenant's buckets.

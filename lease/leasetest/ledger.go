@@ -52,10 +52,12 @@ func (b *blocks) grant(now int64, d *lease.Draw) lease.Drawn {
 		b.owed = max(b.owed-(now-b.last)*b.limit.Rate.Count, b.outstanding*per, 0)
 	}
 	b.last = now
-	b.owed += max(0, d.Debt) * per
+	b.owed = max(b.owed+max(0, d.Debt)*per-min(d.Returned, b.outstanding)*per, 0)
 	a := lease.Drawn{Bucket: d.Bucket, N: d.N, Window: b.window}
 	level := b.limit.Capacity() - (b.owed+per-1)/per
-	if n := min(d.Want, level); n > 0 && n >= d.Least {
+	if n := min(d.Want, level); d.Want == 0 {
+		// It is told only.
+	} else if n > 0 && n >= d.Least {
 		a.Granted = n
 	} else {
 		a.RetryAfter = max(1, (d.Least-level)*per/b.limit.Rate.Count)

@@ -90,6 +90,8 @@ type world struct {
 	now    int64
 	events queue
 	nested int
+	moved  int64 // when time last went on
+	still  int   // and how many events there were since
 
 	nodes        []*node
 	procs        []*proc // every process that ever ran
@@ -109,8 +111,8 @@ type world struct {
 	durable  bool
 	blocks   map[limiter.Key]*blocks
 	judge    *judge
-	granters []*proc // by partition: who may grant now
-	started  []*proc // and who did last
+	granters []*proc  // by partition: who may grant now
+	started  []tenure // and who did last
 	sums     []sum
 	lax      bool
 	dirty    bool
@@ -138,7 +140,7 @@ type link struct {
 func newWorld(cfg Config, s *Script) *world {
 	w := &world{
 		cfg: cfg, script: s, byInc: map[uint64]*proc{}, byKey: map[limiter.Key]*bucket{},
-		partitions: s.Partitions, granters: make([]*proc, s.Partitions), started: make([]*proc, s.Partitions), blocks: map[limiter.Key]*blocks{},
+		partitions: s.Partitions, granters: make([]*proc, s.Partitions), started: make([]tenure, s.Partitions), blocks: map[limiter.Key]*blocks{},
 	}
 	w.judge = newJudge(w)
 	for i, c := range s.Clocks {
@@ -232,7 +234,12 @@ func (w *world) run(until int64) {
 				continue
 			}
 		}
-		w.stats.Events++
+		if w.stats.Events++; w.now > w.moved {
+			w.moved, w.still = w.now, 0
+		} else if w.still++; w.still > 100_000 {
+			w.fail("time stands still: somebody has something to do at once, for ever")
+			return
+		}
 		e.do()
 		if w.dirty {
 			w.dirty = false
