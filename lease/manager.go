@@ -325,6 +325,7 @@ func (m *Manager) Sweep(budget int) (forgotten int) {
 	for left := budget; left > 0; left -= atOnce {
 		m.ownerMu.Lock()
 		forgotten += m.owner.Sweep(m.cfg.Clock(), min(left, atOnce))
+		m.afterLocked() // what is left of idle blocks goes back
 		m.ownerMu.Unlock()
 	}
 	return forgotten + m.private.sweep(m.cfg.Clock(), budget)

@@ -63,6 +63,8 @@ func (b *memoryBlocks) draw(at Instant, d *Draw) Drawn {
 		s.limit = d.Limit
 	}
 	out := Drawn{Bucket: d.Bucket, N: d.N}
+	s.limit.Credit(&s.state, now, d.Returned, d.Holding)
+	s.limit.Debit(&s.state, now, d.Debt)
 	if d.Limit.Algorithm == limiter.FixedWindow {
 		out.Window = now / int64(d.Limit.Rate.Per)
 	} else if over := s.limit.Peek(&s.state, now, 0, limiter.Refuse).Remaining - max(s.limit.Capacity()-d.Holding, 0); over > 0 {
@@ -70,6 +72,9 @@ func (b *memoryBlocks) draw(at Instant, d *Draw) Drawn {
 	}
 	left := s.limit.Peek(&s.state, now, 0, limiter.Refuse).Remaining
 	out.Granted = max(min(d.Want, left), 0)
+	if s.limit.Full(&s.state, now) && d.Want == 0 {
+		delete(b.states, d.Bucket)
+	}
 	if out.Granted < d.Least || out.Granted == 0 {
 		out.Granted = 0
 		out.RetryAfter = int64(max(s.limit.Peek(&s.state, now, max(d.Least, 1), limiter.Refuse).RetryAfter, time.Millisecond))

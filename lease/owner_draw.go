@@ -19,6 +19,8 @@ type Draw struct {
 	Want, Least, Holding int64
 	// Debt is what was spent beyond all blocks. The ledger charges it once, whatever it grants.
 	Debt int64
+	// Returned is of earlier blocks, and nobody will spend it: the bucket is idle, Want and Holding are 0.
+	Returned int64
 }
 
 // Drawn is what came of a Draw.
@@ -178,6 +180,31 @@ func (o *Owner) prefetch(at Instant, id uint32, b *bucket) {
 	}
 }
 
+// giveUp gives an idle bucket's block back to the ledger, so that both can forget the bucket. False: there
+// is nothing to give.
+func (o *Owner) giveUp(at Instant, id uint32, b *bucket) bool {
+	r := o.reservoirs[id]
+	if r == nil || r.drawing {
+		return r != nil
+	}
+	left := o.left(at, id, b)
+	if left == 0 && r.aside == 0 {
+		return false
+	}
+	if !o.parts[b.partition].open(o, at, b.partition) {
+		return true
+	}
+	o.draws++
+	r.drawing = true
+	r.draw = Draw{
+		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
+		Returned: max(0, left) + r.aside, Debt: max(0, -left),
+	}
+	r.left, r.aside, r.telling, r.told = min(0, left), 0, 0, 0
+	o.drawing = append(o.drawing, id)
+	return true
+}
+
 // refill puts back what came back of a block.
 func (o *Owner) refill(at Instant, id uint32, b *bucket, s *series, units int64) {
 	r := o.reservoir(id)
@@ -268,7 +295,7 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 		return nil // what it granted is lost
 	}
 	o.touch(at, b)
-	if d.Granted == 0 {
+	if d.Granted == 0 && r.draw.Least > 0 {
 		r.retryAt, r.lacks = at.Now+min(max(d.RetryAfter, int64(drawSoon)), never-at.Now), r.draw.Least
 	} else if b.limit.Algorithm == limiter.FixedWindow && r.window != d.Window {
 		r.left, r.window, r.aside, r.telling = min(r.left, 0), d.Window, 0, 0

@@ -130,7 +130,7 @@ func (o *Owner) Sweep(at Instant, budget int) (forgotten int) {
 	return forgotten
 }
 
-// idle says whether nothing would be lost with a bucket.
+// idle says whether nothing would be lost with a bucket. What is left of a block goes back first.
 func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
 	if as := o.askers[id]; len(as) > 0 && !slices.ContainsFunc(as, func(a asker) bool { return at.Now-a.at <= askerFor }) {
 		delete(o.askers, id)
@@ -139,8 +139,7 @@ func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
 		return false
 	}
 	if b.limit.Durable() {
-		r := o.reservoirs[id]
-		return r == nil || !r.drawing && o.left(at, id, b) == 0 && r.aside == 0
+		return !o.giveUp(at, id, b)
 	}
 	o.touch(at, b)
 	return b.limit.Full(&b.state, reading(b.limit, at))

@@ -18,9 +18,7 @@ const drawAgain = time.Second
 // Draw see lease.Blocks. Not known: the same has to be tried again.
 func (b blocks) Draw(ctx context.Context, d lease.Draw) (lease.Drawn, error) {
 	out := lease.Drawn{Bucket: d.Bucket, N: d.N}
-	r, err := b.n.cluster.Ledger().ReserveBlock(ctx, ledger.Reserve{
-		Bucket: d.Key, Limit: d.Limit, Owner: b.n.self, Epoch: d.Epoch, N: d.N, Want: d.Want, Least: d.Least, Holding: d.Holding, Debt: d.Debt,
-	})
+	r, err := b.ask(ctx, &d)
 	var stale *ledger.StaleBlock
 	var refusal *ledger.Refusal
 	switch {
@@ -37,4 +35,17 @@ func (b blocks) Draw(ctx context.Context, d lease.Draw) (lease.Drawn, error) {
 		return out, err
 	}
 	return out, nil
+}
+
+// ask reserves a block, or gives one back that nobody uses.
+func (b blocks) ask(ctx context.Context, d *lease.Draw) (ledger.Reserved, error) {
+	l := b.n.cluster.Ledger()
+	if d.Want == 0 {
+		return l.SettleBlock(ctx, ledger.Settle{
+			Bucket: d.Key, Owner: b.n.self, Epoch: d.Epoch, N: d.N, Holding: d.Holding, Returned: d.Returned, Debt: d.Debt,
+		})
+	}
+	return l.ReserveBlock(ctx, ledger.Reserve{
+		Bucket: d.Key, Limit: d.Limit, Owner: b.n.self, Epoch: d.Epoch, N: d.N, Want: d.Want, Least: d.Least, Holding: d.Holding, Debt: d.Debt,
+	})
 }
