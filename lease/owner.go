@@ -242,6 +242,7 @@ func (o *Owner) flush() []*Response {
 			continue
 		}
 		r := o.to(p)
+		o.touch(o.step.at, o.bucketOf(ref.id)) // for the level that is told
 		if len(r.Leases) < maxReports {
 			r.Leases = append(r.Leases, o.leaseOf(ref.id, s))
 		}

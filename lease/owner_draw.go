@@ -219,20 +219,22 @@ func (o *Owner) refill(at Instant, id uint32, b *bucket, s *series, units int64)
 }
 
 // convertReservoir carries a bucket over where its limit comes to be durable, or ceases to be, or is
-// another durable one. What was spent stays spent, and no more.
+// another durable one. What was spent of a durable limit stays spent.
 func (o *Owner) convertReservoir(at Instant, id uint32, b *bucket, from *limiter.Limit) {
 	to := b.limit
 	if !from.Durable() {
 		now := reading(from, at)
 		if from.Algorithm != limiter.Semaphore {
-			o.reservoir(id).left = min(0, from.Level(&b.state, now)-from.Capacity())
+			// Debts alone: what was spent before this limit came the ledger may know of already.
+			o.reservoir(id).left = min(0, from.Level(&b.state, now))
 		}
 		b.state = limiter.State{}
 		return
 	}
 	r := o.reservoir(id)
 	b.limit = from
-	spent, left := max(0, from.Capacity()-o.whole(at, id, b)), o.left(at, id, b)
+	left := o.left(at, id, b)
+	spent := max(0, from.Capacity()-o.whole(at, id, b))
 	b.limit = to
 	if to.Durable() {
 		// What is here of blocks under a larger limit is no more than what the smaller one has left.
@@ -245,8 +247,9 @@ func (o *Owner) convertReservoir(at Instant, id uint32, b *bucket, from *limiter
 	if !r.heard && to.Algorithm != limiter.Semaphore {
 		b.state = to.EmptyAt(now, now) // nobody has said what is left
 	} else if to.Algorithm != limiter.Semaphore {
+		// A day's spending would take a limit of seconds out for hours: of it no more counts than empties it.
 		to.Advance(&b.state, now, 0, 0)
-		to.Debit(&b.state, now, spent)
+		to.Debit(&b.state, now, min(spent, to.Capacity())+max(0, -left))
 	}
 	delete(o.reservoirs, id)
 }

@@ -18,7 +18,7 @@ const (
 
 	maxDurableBytes = 64 << 20 // of their names
 	maxSubject      = 1_024    // bytes of a bucket's subject
-	maxBucketName   = 2*maxID + 1
+	maxBucketName   = 2*maxID + 1 + len(spreadMark)
 	maxBlocks       = 8  // of one bucket at once; there are two only while its place changes within an epoch
 	sweepEach       = 2  // buckets that are looked at for one that is added
 	sweepFull       = 64 // and where there is no room

@@ -211,6 +211,10 @@ func (c cutting) part(r *ResolvedLimit, steps int) {
 // tenantless limits have one bucket for all tenants.
 func (l *Limit) tenantless() bool { return l.Scope == "global" || l.Scope == "model" }
 
+// spreadMark ends the names of buckets that are spread, and is in no limit's name: what is placed elsewhere
+// is another bucket.
+const spreadMark = "@user"
+
 // spreads says whether the limit has buckets that a plan's spread_users spreads.
 func (l *Limit) spreads() bool { return slices.Contains(strings.Split(l.Scope, "+"), "user") }
 
@@ -239,7 +243,9 @@ func (set limitSet) resolve(by cutting, shared sharedLimits) ([]ResolvedLimit, e
 				return nil, fmt.Errorf("plans[%s].limits[%s], scaled by %d/%d: %w", p.Name, l.Name, set.share.num, set.share.den, err)
 			}
 			by.part(&r, set.steps)
-			r.Spread = p.SpreadUsers && l.spreads()
+			if r.Spread = p.SpreadUsers && l.spreads(); r.Spread {
+				r.Bucket += spreadMark
+			}
 		}
 		limits = append(limits, r)
 	}

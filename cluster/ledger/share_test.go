@@ -174,8 +174,8 @@ func TestSpreadUsers(t *testing.T) {
 	must(t, err)
 	c, _ := ix.Tenant("acme")
 	for _, l := range c.Limits {
-		if l.Spread != (l.Name == "money") {
-			t.Errorf("%s of %s: spread %v", l.Name, l.Scope, l.Spread)
+		if l.Spread != (l.Name == "money") || (l.Bucket == l.Name) == l.Spread {
+			t.Errorf("%s of %s: spread %v, bucket %s", l.Name, l.Scope, l.Spread, l.Bucket)
 		}
 	}
 	if d := Diff(mustParse(t, strings.Replace(text, "    spread_users: true\n", "", 1)), p); len(d) != 1 || d[0].String() != "+ plans[pro].spread_users: true" {
