@@ -216,8 +216,8 @@ func TestNoBlocks(t *testing.T) {
 		change func(*Reserve)
 		want   string
 	}{
-		"a limit without a name": {func(r *Reserve) { r.Bucket.Limit = "" }, "1 to 257 bytes"},
-		"a long limit":           {func(r *Reserve) { r.Bucket.Limit = strings.Repeat("l", maxBucketName+1) }, "1 to 257 bytes"},
+		"a limit without a name": {func(r *Reserve) { r.Bucket.Limit = "" }, "1 to 262 bytes"},
+		"a long limit":           {func(r *Reserve) { r.Bucket.Limit = strings.Repeat("l", maxBucketName+1) }, "1 to 262 bytes"},
 		"a long tenant":          {func(r *Reserve) { r.Bucket.Tenant = strings.Repeat("l", maxID+1) }, "at most 128"},
 		"a long subject":         {func(r *Reserve) { r.Bucket.Subject = strings.Repeat("l", maxSubject+1) }, "subject 1024"},
 		"slots":                  {func(r *Reserve) { r.Limit = limiter.Limit{Algorithm: limiter.Semaphore, Burst: 3} }, "semaphore has no blocks"},
