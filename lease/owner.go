@@ -86,6 +86,7 @@ type Owner struct {
 	wantAt    int64 // when members that owe a roll are asked again
 	spare     *question
 	early     []early
+	earlyAt   int64 // when the first of them waits no longer
 	giving    []*giving
 	loaded    *saved
 	rollSince uint64           // the newest view since which a partition is this process's
@@ -140,6 +141,7 @@ func NewOwner(c OwnerConfig) *Owner {
 		askers:     map[uint32][]asker{},
 		buryAt:     never,
 		wantAt:     never,
+		earlyAt:    never,
 		buried:     map[uint64]int64{},
 	}
 	if o.sizer == nil {
@@ -322,6 +324,9 @@ func (o *Owner) Tick(at Instant) []*Response {
 	if at.Now >= o.wantAt {
 		o.wantRolls(at)
 	}
+	if at.Now >= o.earlyAt {
+		o.installEarly(at)
+	}
 	o.expire(at)
 	o.unpark(at)
 	o.lend(at)
@@ -330,7 +335,7 @@ func (o *Owner) Tick(at Instant) []*Response {
 
 // Next is when Tick has something to do, by Instant.Now.
 func (o *Owner) Next() int64 {
-	next := min(o.buryAt, o.wantAt)
+	next := min(o.buryAt, o.wantAt, o.earlyAt)
 	for _, w := range o.parked {
 		next = min(next, w.until)
 	}

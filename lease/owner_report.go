@@ -26,18 +26,17 @@ func (o *Owner) report(at Instant, p *peer, epoch uint64, r *Report) {
 		o.asked(at, p, r)
 		return
 	}
-	if r.Granter != o.cfg.Self && !part.known(o, at) {
-		if len(o.early) < maxEarly {
-			o.early = append(o.early, early{p.incarnation, epoch, *r})
-		}
-		return
-	}
 	b, id := o.find(&r.Key)
 	i := uint32(0)
 	if b != nil && b.partition == r.Partition {
 		i = o.seriesBy(b, r.Granter, r.Series)
 	}
-	if i == 0 {
+	switch {
+	case i != 0:
+	case !part.known(at): // also of a series that this owner opened: the partition may have been elsewhere since
+		o.await(p, epoch, r, part.step+earlyFor)
+		return
+	default:
 		o.forgotten(p, r)
 		return
 	}
@@ -50,6 +49,35 @@ func (o *Owner) report(at Instant, p *peer, epoch uint64, r *Report) {
 	if (r.Idle || r.Closed) && r.Demand > 0 {
 		o.asked(at, p, r) // its demand outlives the series
 	}
+}
+
+// await keeps a report for the hand-over that may bring its series until then.
+func (o *Owner) await(p *peer, epoch uint64, r *Report, until int64) {
+	if len(o.early) >= maxEarly {
+		o.stats.LostDebt += r.Debt
+		return
+	}
+	o.early = append(o.early, early{p.incarnation, epoch, *r})
+	o.earlyAt = min(o.earlyAt, until)
+}
+
+// installEarly applies the reports that waited for a hand-over that has come, or can come no more.
+func (o *Owner) installEarly(at Instant) {
+	kept := o.early[:0]
+	o.earlyAt = never
+	for i := range o.early {
+		e := &o.early[i]
+		if part := &o.parts[e.report.Partition]; !part.known(at) {
+			kept = append(kept, *e)
+			o.earlyAt = min(o.earlyAt, part.step+earlyFor)
+			continue
+		}
+		if p := o.peer(e.holder); p != nil {
+			o.report(at, p, e.epoch, &e.report)
+		}
+	}
+	clear(o.early[len(kept):])
+	o.early = kept
 }
 
 // forgotten answers for a series that nobody knows.

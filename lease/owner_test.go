@@ -150,11 +150,14 @@ func (m *crowdModel) request(t *rapid.T) {
 	if rapid.IntRange(0, 4).Draw(t, "roll") == 0 {
 		r.Roll = &Roll{Epoch: m.epoch}
 	}
-	m.hear(m.o.Handle(m.at, r))
+	m.hear(t, m.o.Handle(m.at, r))
 }
 
-func (m *crowdModel) hear(rs []*Response) {
+func (m *crowdModel) hear(t *rapid.T, rs []*Response) {
 	for _, r := range rs {
+		if _, err := responseOf(responsePB(r)); err != nil || len(r.Leases) > maxReports || len(r.Refusals) > maxReports {
+			t.Fatalf("%v: %d leases, %d refusals: no holder takes this: %+v", err, len(r.Leases), len(r.Refusals), r)
+		}
 		who := int(r.Holder) - 2
 		if who < 0 || who > 2 {
 			continue
@@ -239,35 +242,41 @@ func (m *crowdModel) check(t *rapid.T) {
 	}
 }
 
+// actions are what may happen to the model.
+func (m *crowdModel) actions() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"request": m.request,
+		"later": func(t *rapid.T) {
+			d := rapid.SampledFrom([]int64{1, 1e6, 5e6, 100e6, 1e9, 12e9}).Draw(t, "ns")
+			m.at.Now += d
+			m.at.Wall += d
+		},
+		"tick": func(t *rapid.T) { m.hear(t, m.o.Tick(m.at)) },
+		"sweep": func(*rapid.T) {
+			m.o.Sweep(m.at, 10)
+		},
+		"limit": func(*rapid.T) {
+			m.revision++
+			m.changed = true
+		},
+		"view":   func(t *rapid.T) { m.view(rapid.IntRange(0, 7).Draw(t, "members")) },
+		"rights": func(t *rapid.T) { m.rights.lease = rapid.SampledFrom([]int64{0, 300e6, 1e9, 1e9}).Draw(t, "left") },
+		"draw": func(t *rapid.T) {
+			for _, d := range m.o.Draws(m.at) {
+				n := rapid.Int64Range(0, d.Want).Draw(t, "granted")
+				m.hear(t, m.o.Drawn(m.at, Drawn{Bucket: d.Bucket, N: d.N, Granted: n, RetryAfter: 1e9, Level: 100, Err: n%7 == 1}))
+			}
+		},
+	}
+}
+
 // TestOwnerNeverLendsMore: whatever holders say and a Sizer wants, level + Σc ≤ burst and Σρ ≤ rate.
 func TestOwnerNeverLendsMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newCrowdModel(t)
-		t.Repeat(map[string]func(*rapid.T){
-			"request": m.request,
-			"later": func(t *rapid.T) {
-				d := rapid.SampledFrom([]int64{1, 1e6, 5e6, 100e6, 1e9, 12e9}).Draw(t, "ns")
-				m.at.Now += d
-				m.at.Wall += d
-			},
-			"tick": func(*rapid.T) { m.hear(m.o.Tick(m.at)) },
-			"sweep": func(*rapid.T) {
-				m.o.Sweep(m.at, 10)
-			},
-			"limit": func(*rapid.T) {
-				m.revision++
-				m.changed = true
-			},
-			"view":   func(t *rapid.T) { m.view(rapid.IntRange(0, 7).Draw(t, "members")) },
-			"rights": func(t *rapid.T) { m.rights.lease = rapid.SampledFrom([]int64{0, 300e6, 1e9, 1e9}).Draw(t, "left") },
-			"draw": func(t *rapid.T) {
-				for _, d := range m.o.Draws(m.at) {
-					n := rapid.Int64Range(0, d.Want).Draw(t, "granted")
-					m.hear(m.o.Drawn(m.at, Drawn{Bucket: d.Bucket, N: d.N, Granted: n, RetryAfter: 1e9, Level: 100, Err: n%7 == 1}))
-				}
-			},
-			"": m.check,
-		})
+		actions := m.actions()
+		actions[""] = m.check
+		t.Repeat(actions)
 	})
 }
 

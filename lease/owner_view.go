@@ -37,10 +37,13 @@ func (x *part) open(o *Owner, at Instant, p uint32) bool {
 	return true
 }
 
-// known says whether nothing that the owner of before knew can come any more.
-func (x *part) known(o *Owner, at Instant) bool {
-	return x.accepted || x.started || x.full || at.Now >= x.step+o.cfg.Wait
+// known says whether nothing that the owner of before knew is to come any more.
+func (x *part) known(at Instant) bool {
+	return x.accepted || x.started || x.full || at.Now >= x.step+earlyFor
 }
+
+// earlyFor is for how long reports wait for a hand-over, which is taken as long as nobody asked.
+const earlyFor = int64(10e9)
 
 // giving is a partition that is to be handed over.
 type giving struct {
@@ -280,7 +283,7 @@ func (o *Owner) handBucket(at Instant, id uint32, b *bucket) HandedBucket {
 	if b.limit.Durable() {
 		h.State = nil
 		r := o.reservoir(id)
-		h.Drawn, h.Block = r.left, uint64(r.window)
+		h.Drawn, h.Block = max(-maxTotal, min(r.left, maxTotal)), uint64(r.window)
 	} else {
 		h.State = b.limit.AppendState(h.State, &b.state, now)
 	}
@@ -292,7 +295,7 @@ func (o *Owner) handBucket(at Instant, id uint32, b *bucket) HandedBucket {
 		share, depth := s.counted()
 		x := HandedSeries{
 			Holder: o.peers[s.peer].incarnation, Granter: o.cfg.Self, Series: s.number(), Number: uint64(s.sent),
-			Share: uint32(min(share, math.MaxUint32)), Depth: depth,
+			Share: uint32(min(share, math.MaxUint32)), Depth: min(depth, maxHandedDepth),
 			Granted: s.granted, Returned: s.returned, Refunded: s.refunded, Debt: s.debt, Window: int64(s.high),
 		}
 		if b.limit.Algorithm != limiter.FixedWindow {
@@ -354,7 +357,7 @@ func (o *Owner) Accept(at Instant, h *Handoff) bool {
 		o.installBucket(at, h.Partition, &h.Buckets[i])
 	}
 	o.cfg.Rights.Started(at.Now, h.Epoch, h.Partition)
-	o.installEarly(at, h.Partition)
+	o.installEarly(at)
 	return true
 }
 
@@ -367,6 +370,9 @@ func (o *Owner) install(at Instant, x *part, h *Handoff) {
 	}
 	x.floor = at.Now - h.Floor
 }
+
+// maxHandedDepth is of a lease that is to be replaced, with what is on its way to it.
+const maxHandedDepth = 2 * limiter.MaxUnits
 
 // validHandoff checks what came from outside.
 func (o *Owner) validHandoff(h *Handoff) bool {
@@ -386,9 +392,10 @@ func (o *Owner) validHandoff(h *Handoff) bool {
 		}
 		for j := range b.Series {
 			s := &b.Series[j]
-			if min(s.Depth, s.Left, s.Granted, s.Returned, s.Refunded, s.Debt, s.Window) < 0 || s.Depth > limiter.MaxUnits ||
+			if min(s.Depth, s.Left, s.Granted, s.Returned, s.Refunded, s.Debt, s.Window) < 0 || s.Depth > maxHandedDepth ||
 				max(s.Granted, s.Returned, s.Refunded, s.Debt) > maxTotal || s.Window > math.MaxUint32 || s.Number > math.MaxUint32 ||
-				s.Series>>numberBits != 0 || s.Granter == 0 || s.Granter == o.cfg.Self || s.Holder == 0 {
+				s.Series>>numberBits != 0 || s.Granter == 0 || s.Holder == 0 ||
+				s.Granter == o.cfg.Self && s.Series > o.numbers { // its own come back where a partition goes there and back
 				return false
 			}
 		}
@@ -462,23 +469,6 @@ func (o *Owner) installSeries(at Instant, b *bucket, h *HandedSeries) {
 	}
 	_, depth := s.counted()
 	o.stats.Outstanding += depth
-}
-
-// installEarly applies the reports that came before the hand-over.
-func (o *Owner) installEarly(at Instant, partition uint32) {
-	kept := o.early[:0]
-	for i := range o.early {
-		e := &o.early[i]
-		if e.report.Partition != partition {
-			kept = append(kept, *e)
-			continue
-		}
-		if p := o.peer(e.holder); p != nil {
-			o.report(at, p, e.epoch, &e.report)
-		}
-	}
-	clear(o.early[len(kept):])
-	o.early = kept
 }
 
 // rollComplete says whether all slots that others lent of a partition are known here.

@@ -323,15 +323,16 @@ func handedOf(b *leasepb.HandedBucket) (HandedBucket, error) {
 	var c checker
 	c.that(b.GetBucket() != nil, "bucket")
 	c.that(len(b.GetState()) <= maxState, "state")
+	c.that(b.GetDrawn() >= -wireTotal && b.GetDrawn() <= wireTotal, "drawn") // below zero: a debt
 	out := HandedBucket{
-		Key: c.key(b.GetBucket()), Limit: c.limit(b.GetLimit()), State: b.GetState(), Drawn: c.amount(b.GetDrawn(), "drawn"), Block: b.GetBlock(),
+		Key: c.key(b.GetBucket()), Limit: c.limit(b.GetLimit()), State: b.GetState(), Drawn: b.GetDrawn(), Block: b.GetBlock(),
 		Series: checked(&c, b.GetSeries(), maxHeldSeries, "series", c.handedSeries),
 	}
 	return out, c.err
 }
 
+// handedSeries takes any share: of a limit that was lowered a lease may have more than the whole (R9).
 func (c *checker) handedSeries(s *leasepb.HandedSeries) HandedSeries {
-	c.that(s.GetShare() <= ShareOne, "share")
 	c.that(s.GetLeft() >= 0 && s.GetLeft() <= int64(maxHandedLeft), "left")
 	c.that(s.GetWindow() >= 0, "window")
 	return HandedSeries{

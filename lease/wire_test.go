@@ -126,11 +126,11 @@ func TestWireKeepsHandOffs(t *testing.T) {
 			wireLimits.Draw(t, "limit"), []byte("state"),
 			list(t, "series", rapid.Custom(func(t *rapid.T) HandedSeries {
 				return HandedSeries{
-					numbers.Draw(t, "holder"), numbers.Draw(t, "granter"), numbers.Draw(t, "series"), rapid.Uint64().Draw(t, "number"), rapid.Uint32Range(0, ShareOne).Draw(t, "share"),
+					numbers.Draw(t, "holder"), numbers.Draw(t, "granter"), numbers.Draw(t, "series"), rapid.Uint64().Draw(t, "number"), rapid.Uint32().Draw(t, "share"),
 					amounts.Draw(t, "depth"), rapid.Int64Range(0, int64(maxHandedLeft)).Draw(t, "left"), amounts.Draw(t, "granted"), amounts.Draw(t, "returned"),
 					amounts.Draw(t, "refunded"), amounts.Draw(t, "debt"), amounts.Draw(t, "window"),
 				}
-			})), amounts.Draw(t, "drawn"), rapid.Uint64().Draw(t, "block"),
+			})), rapid.Int64Range(-wireTotal, wireTotal).Draw(t, "drawn"), rapid.Uint64().Draw(t, "block"),
 		}
 		if got, err := handedOf(remade(t, handedPB(&b))); err != nil || !reflect.DeepEqual(got, b) {
 			t.Fatalf("got %+v, %v\nwant %+v", got, err, b)
@@ -250,10 +250,15 @@ func TestWireRefuses(t *testing.T) {
 	}
 	for name, s := range map[string]*leasepb.HandedSeries{
 		"holder": {Granter: 1, Series: 1}, "left": {Holder: 1, Granter: 1, Series: 1, Left: -1}, "left, long": {Holder: 1, Granter: 1, Series: 1, Left: math.MaxInt64},
-		"depth": {Holder: 1, Granter: 1, Series: 1, Depth: -1}, "share": {Holder: 1, Granter: 1, Series: 1, Share: math.MaxUint32},
+		"depth": {Holder: 1, Granter: 1, Series: 1, Depth: -1},
 	} {
 		if got, err := handedOf(&leasepb.HandedBucket{Bucket: bucket(), Limit: limit, Series: []*leasepb.HandedSeries{s}}); err == nil {
 			t.Errorf("handed series, %s: taken as %+v", name, got)
+		}
+	}
+	for _, drawn := range []int64{-wireTotal - 1, wireTotal + 1} {
+		if got, err := handedOf(&leasepb.HandedBucket{Bucket: bucket(), Limit: limit, Drawn: drawn}); err == nil {
+			t.Errorf("handed bucket, drawn: taken as %+v", got)
 		}
 	}
 }
