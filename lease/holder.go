@@ -90,6 +90,7 @@ type lender struct {
 	extra   []Report // of series that are not kept
 	backlog bool     // the last request had no room for all that is new
 	looked  int64    // when the queue was last gone through
+	asking  int64    // when slots were last asked for, as long as they may lie there unheard of; 0: they do not
 	rolls   []*Roll  // the oldest first
 	rolled  uint64   // the Epoch of the newest
 	leases  int      // live ones
@@ -358,7 +359,7 @@ func (h *Holder) Owners() []uint64 {
 	h.sweepAtTimes(h.cfg.Clock().Now) // of what nobody speaks of any more, too
 	var ids []uint64
 	for _, p := range h.peers {
-		if p.leases > 0 || len(p.queue)+len(p.extra)+len(p.rolls)+len(p.detached) > 0 {
+		if p.leases > 0 || len(p.queue)+len(p.extra)+len(p.rolls)+len(p.detached) > 0 || p.asking != 0 {
 			ids = append(ids, p.id)
 		}
 	}

@@ -31,6 +31,9 @@ func (h *Holder) Handle(r *Response) {
 		// The average leans to the last: it is for the low-water mark, which wants to be early.
 		took := max(at.Now-f.sent, 0)
 		p.rtt += (took - p.rtt) / 4
+		if f.sent-p.asking >= int64(askFor) {
+			p.asking = 0
+		}
 	}
 	current := h.adopt(p, r, f)
 	if f != nil && r.Epoch <= h.view.Load().Epoch {

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"headgate/limiter"
@@ -65,12 +66,21 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	}
 	for i := range asks {
 		h.sendsOff(&asks[i], owner, at.Now)
+		if asks[i].forSlots() {
+			p.asking = max(1, at.Now)
+		}
 	}
 	if len(p.flights) >= maxFlight {
 		p.flights = append(p.flights[:0], p.flights[1:]...)
 	}
 	p.flights = append(p.flights, flight{seq: p.seq, sent: at.Now, items: w.items})
 	return w.r
+}
+
+// forSlots says whether an ask is for slots. They stay lent until this holder says that it has them no more; so it
+// goes on speaking to the owner until it must have heard of them, also where the answer is lost.
+func (a *Ask) forSlots() bool {
+	return !a.Peek && slices.ContainsFunc(a.Charges, func(c AskCharge) bool { return c.Limit.Algorithm == limiter.Semaphore })
 }
 
 // sendsOff notes whom an ask goes to.

@@ -17,6 +17,7 @@ type Script struct {
 	Partitions int
 	Buckets    []BucketSpec
 	Whim       bool   // sizes of leases are anything
+	MaxBuckets int    // at owners and holders; 0: enough
 	Steps      []Step // in the order of At
 }
 
@@ -130,6 +131,9 @@ func NewScript(seed uint64) *Script {
 		m.s.Buckets = append(m.s.Buckets, m.bucket(i))
 	}
 	m.s.Whim = m.chance(.5)
+	if m.chance(.1) {
+		m.s.MaxBuckets = 1 + m.rng.IntN(2)
+	}
 	m.load()
 	m.faults()
 	slices.SortStableFunc(m.s.Steps, func(a, b Step) int { return cmp.Compare(a.At, b.At) })

@@ -1,6 +1,7 @@
 package leasetest
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -34,7 +35,7 @@ func Run(cfg Config) Result {
 // start makes the world of a script, and puts its steps where they belong.
 func start(cfg Config, s *Script) *world {
 	if cfg.MaxBuckets == 0 {
-		cfg.MaxBuckets = 64
+		cfg.MaxBuckets = cmp.Or(s.MaxBuckets, 64)
 	}
 	cfg.storm = storm
 	w := newWorld(cfg, s)
@@ -276,7 +277,7 @@ func (w *world) finishBucket(b *bucket) {
 			w.fail("%s: %d slots are in use by %s after all was settled", b.key.Limit, n, p.name)
 		}
 	}
-	if w.failed != "" || b.durable {
+	if w.failed != "" || b.durable || w.script.MaxBuckets > 0 { // which others may fill
 		return
 	}
 	there := w.living()
