@@ -73,6 +73,11 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	if len(p.flights) >= maxFlight {
 		p.flights = append(p.flights[:0], p.flights[1:]...)
 	}
+	// After the levels were read, so that of what was taken later they say nothing.
+	last := tickOf(h.cfg.Clock().Now)
+	for _, it := range w.items {
+		it.series.sent.Store(uint32(last))
+	}
 	p.flights = append(p.flights, flight{seq: p.seq, sent: at.Now, items: w.items})
 	return w.r
 }
@@ -210,7 +215,7 @@ func (w *writer) visit(s *tab) bool {
 		}
 	}
 	settled := !s.news()
-	age := s.sentAt.age(now)
+	age := s.sentAt().age(now)
 	waits := s.totals().said() == s.said && age < max(int64(againAfter), 4*w.p.rtt)
 	hint := int64(tellEvery)
 	switch woken := tick(b.wokenAt.Load()); {
@@ -246,7 +251,7 @@ func (w *writer) report(s *tab) {
 		r.Level = c.holds(c.word.Load(), w.at.Now)
 	}
 	b.demand.told = b.demand.units
-	s.said, s.sentIn, s.sentAt = t.said(), uint32(w.r.Seq), tickOf(w.at.Now)
+	s.said, s.sentIn = t.said(), uint32(w.r.Seq)
 	w.r.Reports = append(w.r.Reports, r)
 	w.items = append(w.items, flown{s, t.mark(), t.debt, t.closed})
 	w.h.enqueue(s)

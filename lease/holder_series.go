@@ -50,10 +50,10 @@ type tab struct {
 
 	open  atomic.Int32  // reservations that are not settled, save for slots
 	low   atomic.Uint32 // a float32: below this level, in the word's unit, the owner is to hear of it; 0: not again
+	sent  atomic.Uint32 // a tick: when it was reported last, or just after; written under Holder.mu
 	noted atomic.Bool   // it is in Holder.news: something happened since it was last looked at
 
 	// What follows is under Holder.mu.
-	sentAt  tick   // when it was reported last
 	next    *tab   // in purse.series
 	number  uint64 // 0: of rolled slots that the owner has not numbered yet
 	granted int64
@@ -92,6 +92,15 @@ func newTab(b *purse, s *session, number uint64) *tab {
 	t.session.Store(s)
 	b.series = t
 	return t
+}
+
+// sentAt is when it was reported last.
+func (s *tab) sentAt() tick { return tick(s.sent.Load()) }
+
+// sentSince says whether it was, or may have been, reported since a reading. What is more than a day
+// back is taken to be.
+func (s *tab) sentSince(then, now int64) bool {
+	return now-then >= 1<<(30+tickShift) || int32(tickOf(then)-s.sentAt()) <= 0
 }
 
 // aside is where the facts of the series are written. The lock is held.

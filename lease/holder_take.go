@@ -163,7 +163,7 @@ func (h *Holder) undo(at Instant, cs []limiter.Charge, cells *[limiter.MaxCharge
 		switch {
 		case cell.kind == kindRate && cell.undo(cost) == took:
 		default:
-			h.giveBack(at, cell.series, cost, true)
+			h.giveBack(at, at.Now, cell.series, cost, true)
 		}
 		if cell.kind != kindSlots {
 			h.leave(cell.series)
@@ -179,7 +179,7 @@ func (h *Holder) void(at Instant, c *limiter.Charge, d *limiter.Decision) {
 	*d = limiter.Decision{Admitted: true, By: limiter.ByOwner, At: at.Now}
 	c.Held, c.At = nil, limiter.NotTaken
 	if cell := s.current().cell.Load(); cell != nil && cell.kind == kindSlots {
-		h.giveBack(at, s, max(c.Cost, 0), true)
+		h.giveBack(at, at.Now, s, max(c.Cost, 0), true)
 		return
 	}
 	h.leave(s)
@@ -285,7 +285,7 @@ func (h *Holder) end(at Instant, c *limiter.Charge, actual int64, cancel bool) *
 	cost := max(c.Cost, 0)
 	if cell := s.current().cell.Load(); leased && cell != nil && cell.kind == kindSlots {
 		if actual < cost {
-			h.giveBack(at, s, cost-actual, cancel)
+			h.giveBack(at, c.At, s, cost-actual, cancel)
 			c.Cost = actual
 		}
 		if actual == 0 {
@@ -298,7 +298,7 @@ func (h *Holder) end(at Instant, c *limiter.Charge, actual int64, cancel bool) *
 		h.chargeMore(at, s, actual-cost)
 	case actual == cost:
 	case leased:
-		h.giveBack(at, s, cost-actual, cancel)
+		h.giveBack(at, c.At, s, cost-actual, cancel)
 	default:
 		s.refunded.Add(min(cost-actual, limiter.MaxUnits))
 		h.note(s)
@@ -311,10 +311,10 @@ func (h *Holder) end(at Instant, c *limiter.Charge, actual int64, cancel bool) *
 	return s
 }
 
-// giveBack puts units back that were taken out of a series' lease: into the lease while it lives, up
-// to its depth; the rest belongs to the owner, in the very series (R8), unless the take is undone: then
-// the level would have stood at the depth all the while.
-func (h *Holder) giveBack(at Instant, s *tab, units int64, cancel bool) {
+// giveBack puts units back that were taken, at reading then, out of a series' lease: into the lease
+// while it lives, up to its depth; the rest belongs to the owner, in the very series (R8), unless the
+// take is undone: then the level would have stood at the depth all the while.
+func (h *Holder) giveBack(at Instant, then int64, s *tab, units int64, cancel bool) {
 	units = min(units, limiter.MaxUnits)
 	if units <= 0 {
 		return
@@ -334,7 +334,10 @@ func (h *Holder) giveBack(at Instant, s *tab, units int64, cancel bool) {
 			}
 			continue
 		}
-		rest, v := cell.refill(at.Now, units, h.breaks(BreakRefundDepth))
+		rest, v := h.refill(at.Now, then, cell, units)
+		if v == short {
+			break
+		}
 		if v == took {
 			if rest > 0 && !cancel {
 				s.refunded.Add(rest)
@@ -346,6 +349,26 @@ func (h *Holder) giveBack(at Instant, s *tab, units int64, cancel bool) {
 	}
 	s.refunded.Add(units)
 	h.note(s)
+}
+
+// refill puts units back into a lease. short: they must not go there. Between two reports the level of
+// a block falls, for the owner counts what it grants on top of what it last heard: what was taken before
+// the report goes to the owner.
+func (h *Holder) refill(now, then int64, c *cell, units int64) (rest int64, v verdict) {
+	deep := h.breaks(BreakRefundDepth)
+	if c.kind != kindBlock || !c.terms.refills() || deep || h.breaks(BreakRefundSeries) {
+		return c.refill(now, units, deep)
+	}
+	if c.series.sentSince(then, now) {
+		return 0, short
+	}
+	// So that no report reads the level in between.
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c.series.sentSince(then, now) {
+		return 0, short
+	}
+	return c.refill(now, units, false)
 }
 
 // freeSlots frees slots that are counted in a cell of t. False: the cell was replaced; look again.

@@ -994,3 +994,40 @@ func TestHolderRollsAllOfAnOwner(t *testing.T) {
 		t.Fatalf("slots that came back before they had a number: %+v", st)
 	}
 }
+
+// TestHolderRefundsABlockUntilItIsReported: what an owner last heard of a block's level is the most that
+// it can be until the owner grants.
+func TestHolderRefundsABlockUntilItIsReported(t *testing.T) {
+	s := newStand(t, 0)
+	l := block(6, 1, 10, 10)
+	l.Key.Limit = "other"
+	s.answer(ownerA, 1, trickle(5, 1, 10, 10, 0), l)
+	before := limiter.Charge{Key: keyA, Limit: perSec, Cost: 6}
+	s.take(&before)
+	if r := s.report(ownerA, 5); r == nil || r.Level != 4 {
+		t.Fatalf("%+v", r)
+	}
+	s.pass(time.Millisecond)
+	after := limiter.Charge{Key: keyA, Limit: perSec, Cost: 3}
+	s.take(&after)
+	s.settle(&before, 1)
+	if n := s.h.Levels("a")[1].Level; n != 1 {
+		t.Fatalf("%d in the lease after a refund of what was taken before the report", n)
+	}
+	s.settle(&after, 1)
+	if n := s.h.Levels("a")[1].Level; n != 3 {
+		t.Fatalf("%d in the lease after a refund of what was taken after the report", n)
+	}
+	if r := s.report(ownerA, 5); r == nil || r.Refunded != 5 || r.Level != 3 {
+		t.Fatalf("%+v", r)
+	}
+	s.pass(time.Millisecond)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{{Bucket: l.Bucket, Cost: 11, For: 1e8, RetryAfter: 1e8}}})
+	cs := []limiter.Charge{{Key: keyA, Limit: perSec, Cost: 2}, {Key: l.Key, Limit: perSec, Cost: 11}}
+	if refused, _ := s.h.Take(cs, make([]limiter.Decision, 2)); refused != 1 {
+		t.Fatalf("%d", refused)
+	}
+	if n := s.h.Levels("a")[1].Level; n != 3 {
+		t.Fatalf("%d in the lease after a take that was undone", n)
+	}
+}
