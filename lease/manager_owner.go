@@ -352,10 +352,7 @@ func (s service) HandOff(stream leasepb.Lease_HandOffServer) error {
 // received reads a hand-off whole.
 func (m *Manager) received(stream leasepb.Lease_HandOffServer) (*Handoff, error) {
 	var h *Handoff
-	most := m.cfg.MaxBuckets
-	if most == 0 {
-		most = DefaultMaxBuckets
-	}
+	most := max(m.cfg.MaxBuckets, DefaultMaxBuckets) // its sender may be allowed more than this process
 	for {
 		p, err := stream.Recv()
 		if err != nil {
@@ -456,7 +453,8 @@ func (m *Manager) finish(k handKey) {
 	m.handed = make(chan struct{})
 }
 
-// handOver sends one hand-off until it is acknowledged or its receiver is the owner no more.
+// handOver sends one hand-off until it is acknowledged or its receiver is the owner no more. What the
+// receiver finds wrong with it a repetition would not mend.
 func (m *Manager) handOver(ctx context.Context, h *Handoff, to Member) {
 	for wait := handRetry; ctx.Err() == nil; wait = min(2*wait, maxHandRetry) {
 		resp, err := m.sendHandOff(ctx, h, to)
@@ -465,10 +463,11 @@ func (m *Manager) handOver(ctx context.Context, h *Handoff, to Member) {
 		m.mu.Unlock()
 		switch {
 		case err == nil && resp.GetAccepted(), err == nil && !resp.GetLater() && still:
-			m.ownerMu.Lock()
-			m.owner.HandedOff(h.Partition, h.Epoch)
-			m.ownerMu.Unlock()
-			m.met.handOff("sent", resp.GetAccepted())
+			m.handedOver(h, resp.GetAccepted())
+			return
+		case still && status.Code(err) == codes.InvalidArgument:
+			m.log.Error("the next owner cannot read what it was handed: it starts the partition's buckets empty", "partition", h.Partition, "to", to.Name, "error", err)
+			m.handedOver(h, false)
 			return
 		case !still:
 			m.met.handOff("sent", false)
@@ -477,6 +476,14 @@ func (m *Manager) handOver(ctx context.Context, h *Handoff, to Member) {
 		}
 		pause(ctx, wait)
 	}
+}
+
+// handedOver forgets what is handed over, or never will be.
+func (m *Manager) handedOver(h *Handoff, accepted bool) {
+	m.ownerMu.Lock()
+	m.owner.HandedOff(h.Partition, h.Epoch)
+	m.ownerMu.Unlock()
+	m.met.handOff("sent", accepted)
 }
 
 func (m *Manager) sendHandOff(ctx context.Context, h *Handoff, to Member) (*leasepb.HandOffResponse, error) {

@@ -985,10 +985,15 @@ func TestManagerDrawsBlocks(t *testing.T) {
 	})
 }
 
-// TestManagerHandsOverMuch: a partition that fills more than one message arrives whole.
+// TestManagerHandsOverMuch: a partition that fills more than one message arrives whole, also where its
+// next owner may not have as many buckets of its own.
 func TestManagerHandsOverMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2)
+		w := newWorld(t, 2, func(c *lease.ManagerConfig) {
+			if c.Self.Name == "n2" {
+				c.MaxBuckets = 1000
+			}
+		})
 		w.step(w.nodes, 0, 1, 1, 1)
 		limit := slow()
 		const users = 5000
@@ -1016,6 +1021,49 @@ func TestManagerHandsOverMuch(t *testing.T) {
 			if ok, _ := w.nodes[1].take(on(i)); ok {
 				t.Errorf("user %d has 30 of 50 left twice", i)
 			}
+		}
+	})
+}
+
+// choosy is a connection to a process that refuses every hand-off.
+type choosy struct {
+	grpc.ClientConnInterface
+	handed *atomic.Int64
+}
+
+func (c choosy) NewStream(ctx context.Context, d *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if strings.HasSuffix(method, "HandOff") {
+		c.handed.Add(1)
+		return nil, status.Error(codes.InvalidArgument, "bucket 0 of a hand-off: a message that no process of this release sends")
+	}
+	return c.ClientConnInterface.NewStream(ctx, d, method, opts...)
+}
+
+// TestManagerGivesUpWhatNobodyReads: a hand-off that its receiver cannot read is not repeated, and a
+// process that leaves does not wait for it.
+func TestManagerGivesUpWhatNobodyReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handed := new(atomic.Int64)
+		w := newWorld(t, 2, func(c *lease.ManagerConfig) {
+			client := c.Client
+			c.Client = func(address string) (grpc.ClientConnInterface, error) {
+				cc, err := client(address)
+				return choosy{cc, handed}, err
+			}
+		})
+		w.step(w.nodes, 0, 1, 1, 1)
+		w.nodes[0].take(chargeOn("0acme", slow(), 30))
+		w.step(w.nodes[1:], 0, 0, 0, 0)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := w.nodes[0].HandOver(ctx); err != nil {
+			t.Error(err)
+		}
+		if n := handed.Load(); n != 1 {
+			t.Errorf("sent %d times", n)
+		}
+		if n := w.nodes[0].count("headgate_lease_handoffs_total", "useless"); n != 1 {
+			t.Errorf("%v counted", n)
 		}
 	})
 }
