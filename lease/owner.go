@@ -97,6 +97,7 @@ type Owner struct {
 	step  step
 	sight Sight
 	looks uint64
+	steps uint64 // taken
 	stats OwnerStats
 }
 
@@ -202,6 +203,7 @@ func (o *Owner) admit(at Instant, r *Request) *peer {
 // begin starts a step; flush ends it.
 func (o *Owner) begin(at Instant) {
 	s := &o.step
+	o.steps++
 	*s = step{at: at, dirty: s.dirty[:0], stirred: s.stirred[:0], wants: s.wants[:0]}
 }
 

@@ -34,6 +34,8 @@ type recall struct {
 // refused is a Refusal that holds at a peer.
 type refused struct {
 	peer  uint16
+	place uint16 // among the Refusals of its step's response to the peer
+	step  uint64
 	cost  int64
 	until int64
 }
@@ -602,8 +604,7 @@ func (o *Owner) refuse(at Instant, q *question, i int) {
 	if hold <= 0 {
 		return
 	}
-	o.remember(at, id, q.peer, cost, hold)
-	o.to(q.peer).Refusals = append(o.to(q.peer).Refusals, Refusal{
+	o.deny(at, id, q.peer, Refusal{
 		Bucket: Bucket{b.partition, q.ask.Charges[i].Key}, Cost: cost, For: hold, RetryAfter: int64(d.RetryAfter), Level: d.Remaining,
 	})
 }
@@ -616,13 +617,32 @@ const (
 	refusalSlots = int64(20 * time.Millisecond)
 )
 
-// remember keeps a refusal, to end it when anything is credited.
-func (o *Owner) remember(at Instant, id uint32, p *peer, cost, hold int64) {
+// deny tells a peer a Refusal and remembers it, to end it when anything is credited. A flood of asks of
+// one bucket makes one: that of the smallest cost says most.
+func (o *Owner) deny(at Instant, id uint32, p *peer, f Refusal) {
+	to := o.to(p)
+	if i := o.denied(id, p); i >= 0 {
+		r := &o.refusals[id][i]
+		if f.Cost < r.cost {
+			r.cost, r.until = f.Cost, at.Now+f.For
+			to.Refusals[r.place] = f
+		}
+		return
+	}
+	if len(to.Refusals) >= maxReports {
+		return // it asks again
+	}
 	rs := slices.DeleteFunc(o.refusals[id], func(r refused) bool { return r.peer == p.index || r.until <= at.Now })
 	if len(rs) < maxRefused {
-		rs = append(rs, refused{p.index, cost, at.Now + hold})
+		rs = append(rs, refused{p.index, uint16(len(to.Refusals)), o.steps, f.Cost, at.Now + f.For})
 	}
 	o.refusals[id] = rs
+	to.Refusals = append(to.Refusals, f)
+}
+
+// denied is the place among a bucket's refusals of the one that a peer is told in this step; -1: none.
+func (o *Owner) denied(id uint32, p *peer) int {
+	return slices.IndexFunc(o.refusals[id], func(r refused) bool { return r.peer == p.index && r.step == o.steps })
 }
 
 // unrefuse ends the refusals that a credit has made untrue: one with For 0 says so.
@@ -638,10 +658,13 @@ func (o *Owner) unrefuse(at Instant, id uint32, b *bucket) {
 			continue
 		}
 		if p := o.peers[r.peer]; p != nil && level >= r.cost {
-			if p.member && p.session != 0 {
-				o.to(p).Refusals = append(o.to(p).Refusals, Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: r.cost, Level: level})
+			if !p.member || p.session == 0 {
+				continue
 			}
-			continue
+			if to := o.to(p); len(to.Refusals) < maxReports {
+				to.Refusals = append(to.Refusals, Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: r.cost, Level: level})
+				continue
+			}
 		}
 		kept = append(kept, r)
 	}

@@ -221,9 +221,13 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	if hold <= 0 {
 		return
 	}
-	o.to(p).Refusals = append(o.to(p).Refusals, Refusal{
-		Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(retry, 1), Level: o.shown(at, id, b),
-	})
+	f := Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(retry, 1), Level: o.shown(at, id, b)}
+	switch to, i := o.to(p), o.denied(id, p); {
+	case i >= 0:
+		to.Refusals[o.refusals[id][i].place] = f
+	case len(to.Refusals) < maxReports:
+		to.Refusals = append(to.Refusals, f)
+	}
 }
 
 // look fills what a Sizer sees of a bucket that was touched, and returns the peer's place in it.
