@@ -72,6 +72,9 @@ func (o *Owner) Step(at Instant, v *View) {
 	follows := old != nil && v.Epoch == old.Epoch+1 && len(v.Owners) == len(was)
 	o.view = v
 	o.stepPeers(at, v)
+	if !follows {
+		o.forgetSessions(at)
+	}
 	o.stepAway(v, was, follows)
 	gone := !follows && v.Epoch != 1 || follows && lacks(v, old)
 	next := make([]part, len(v.Owners))
@@ -109,6 +112,16 @@ func (o *Owner) Step(at Instant, v *View) {
 	o.early = slices.DeleteFunc(o.early, func(e early) bool {
 		return uint64(e.report.Partition) >= uint64(len(next)) || next[e.report.Partition].since == 0
 	})
+}
+
+// forgetSessions ends all sessions. After a view that was skipped what was lent is forgotten here, and a holder that
+// saw it and found nothing changed would go on spending it: the next session's number tells it.
+func (o *Owner) forgetSessions(at Instant) {
+	for _, p := range o.peers {
+		if p != nil && p.session != 0 {
+			o.endSession(at, p)
+		}
+	}
 }
 
 // lacks says whether a view lacks a process that was in the one before.
