@@ -86,8 +86,9 @@ type judge struct {
 	told    map[seriesID]told
 	windows map[seriesID]int64
 	granted map[seriesID]int64
-	rolled  map[holding]uint64 // the newest roll that an owner took of a holder
-	live    map[holding]int64  // until when, by the holder's clock, any session with any owner may last
+	opened  map[seriesID]uint64 // since which view its granter owned the partition then
+	rolled  map[holding]uint64  // the newest roll that an owner took of a holder
+	live    map[holding]int64   // until when, by the holder's clock, any session with any owner may last
 	sent    map[sentKey]int64
 }
 
@@ -106,7 +107,7 @@ type (
 
 func newJudge(w *world) *judge {
 	return &judge{
-		w: w, asks: map[askKey]*asked{}, told: map[seriesID]told{}, windows: map[seriesID]int64{}, granted: map[seriesID]int64{}, rolled: map[holding]uint64{},
+		w: w, asks: map[askKey]*asked{}, told: map[seriesID]told{}, windows: map[seriesID]int64{}, granted: map[seriesID]int64{}, opened: map[seriesID]uint64{}, rolled: map[holding]uint64{},
 		live: map[holding]int64{}, sent: map[sentKey]int64{},
 	}
 }
@@ -177,6 +178,7 @@ func (j *judge) answered(p *proc, at lease.Instant, truth int64, r *lease.Reques
 			l := &out.Leases[i]
 			id := seriesID{out.Owner, l.Series}
 			j.windows[id] = l.Window
+			j.open(p, id, l.Partition)
 			if l.Granted > j.granted[id] && !l.Rolled {
 				j.mayGrant(p, at, l.Partition, "lent")
 			}
@@ -185,6 +187,13 @@ func (j *judge) answered(p *proc, at lease.Instant, truth int64, r *lease.Reques
 		for i := range out.Decisions {
 			j.decided(p, at, truth, out, &out.Decisions[i])
 		}
+	}
+}
+
+// open notes when a series was opened.
+func (j *judge) open(p *proc, id seriesID, partition uint32) {
+	if _, known := j.opened[id]; !known {
+		j.opened[id] = p.rights.since[partition]
 	}
 }
 
@@ -218,6 +227,7 @@ func (j *judge) decided(p *proc, at lease.Instant, truth int64, out *lease.Respo
 			window = b.windowOf(c.At)
 		}
 		j.windows[seriesID{out.Owner, c.Series}] = window
+		j.open(p, seriesID{out.Owner, c.Series}, b.partition(j.w))
 		j.mayGrant(p, at, b.partition(j.w), "admitted")
 		if !c.Lent {
 			j.w.logf("%s admits %d of %s for %s", p.name, a.req.cs[i].Cost, b.key.Limit, a.req.p.name)
@@ -235,7 +245,8 @@ func (j *judge) reported(p *proc, truth int64, r *lease.Request, answer *lease.R
 			slices.Contains(answer.Forgotten, lease.Series{Granter: rep.Granter, Number: rep.Series}) {
 			continue
 		}
-		if rep.Granter != p.inc && !p.knows[rep.Partition] {
+		own := rep.Granter == p.inc && j.opened[seriesID{rep.Granter, rep.Series}] == p.rights.since[rep.Partition]
+		if !own && !p.knows[rep.Partition] {
 			p.early = append(p.early, *rep)
 			continue
 		}
@@ -463,6 +474,7 @@ func (j *judge) conforms(b *bucket, s *sum, total int64, plain bool) {
 		j.back(b, w.now, 0, n)
 		return
 	}
+	w.dump(b.key.Tenant)
 	w.fail("%s: %d with the owner and %d with holders is %s more than an ideal bucket has (%d)",
 		b.key.Limit, s.owner, s.holders, need, b.ideal.level(w.now))
 }

@@ -254,7 +254,7 @@ func (w *world) finish() {
 		}
 		if n := p.holder.Stats().Unacknowledged; n > 0 {
 			for _, tenant := range w.tenants {
-				w.logf("%s holds %+v", p.name, p.holder.Levels(tenant))
+				w.dump(tenant)
 			}
 			w.fail("%s has %d totals that no owner acknowledged, long after the last fault", p.name, n)
 		}
@@ -308,13 +308,18 @@ func (w *world) finishBucket(b *bucket) {
 			return
 		}
 	}
+	w.dump(b.key.Tenant)
+	w.fail("%s: %d cannot be had at %s, long after the last fault and the last settle", b.key.Limit, want, p.name)
+}
+
+// dump writes into the trace what everybody has of a tenant's buckets.
+func (w *world) dump(tenant string) {
 	for _, p := range w.procs {
-		if p.alive {
-			w.logf("%s owns %+v", p.name, p.owner.Levels(p.clock.read(w.now), b.key.Tenant))
-			w.logf("%s holds %+v", p.name, p.holder.Levels(b.key.Tenant))
+		if w.cfg.Trace && p.alive {
+			w.logf("%s owns %+v", p.name, p.owner.Levels(p.clock.read(w.now), tenant))
+			w.logf("%s holds %+v", p.name, p.holder.Levels(tenant))
 		}
 	}
-	w.fail("%s: %d cannot be had at %s, long after the last fault and the last settle", b.key.Limit, want, p.name)
 }
 
 // living are the processes that live, by node.
