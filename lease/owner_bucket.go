@@ -102,6 +102,15 @@ func (s *series) lent() int64 { return s.granted - s.returned }
 type hint uint16
 
 func newHint(v int64) hint { return hint(math.Float32bits(float32(max(v, 0))) >> 16) }
+
+// atLeast is a hint that is no less than v: of what may be in a lease.
+func atLeast(v int64) hint {
+	h := newHint(v)
+	if h.value() < v {
+		h++
+	}
+	return h
+}
 func (h hint) value() int64 {
 	f := float64(math.Float32frombits(uint32(h) << 16))
 	if f >= math.MaxInt64 {

@@ -134,8 +134,13 @@ func (o *Owner) deepest(at Instant, id uint32, b *bucket, s *series, others, gra
 func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, share uint32, depth, grant int64) {
 	replace := s.sent == 0 || grant == 0 && (far(int64(s.share), int64(share)) || far(s.depth, depth)) ||
 		grant > 0 && (s.share != share || s.depth != depth)
+	counted, most := s.counted()
+	block := counted == 0 && share == 0
 	if s.is(seriesPending) {
 		depth, replace = s.depth, false
+		if block && b.limit.Algorithm == limiter.GCRA {
+			return // what is in it will be known when it has acknowledged
+		}
 	}
 	// What does not fit would be lost: the level above the depth has been refilled here already.
 	grant = min(grant, max(0, depth-o.held(at, b, s)))
@@ -143,14 +148,13 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	if !replace && grant == 0 {
 		return
 	}
-	_, most := s.counted()
 	if s.sent == 0 {
 		most = -grant // there is no lease yet that it could come on top of
 	}
 	if grant > 0 {
 		o.debit(at, id, b, grant)
 		s.granted += grant
-		s.level = newHint(s.level.value() + grant)
+		s.level = atLeast(s.level.value() + grant)
 		o.stats.Granted++
 	}
 	switch {
@@ -161,7 +165,8 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 	default:
 		o.set(b, s, s.share, s.depth)
 	}
-	if grant > 0 && b.limit.Algorithm == limiter.GCRA && !b.limit.Durable() {
+	// Nothing flows into a block but what the owner puts there: with what comes it holds its depth at most.
+	if grant > 0 && !block && b.limit.Algorithm == limiter.GCRA && !b.limit.Durable() {
 		o.inFlightTo(s, most+grant)
 	}
 	o.send(id, i)
@@ -199,9 +204,10 @@ func far(is, should int64) bool {
 // a typical cost conforms is the bucket's truth, however long that while is; where nobody else asks it
 // is the end of it. (The process itself asks for nothing but a call: it is never refused like that.)
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
-	level, cost := o.level(at, id, b), int64(1)
+	level, cost, whole := o.level(at, id, b), int64(1), false
 	if i := o.live(b, p, at); i != 0 {
 		s := o.pool.at(i)
+		whole = s.share == ShareOne // then its lease knows best when there is enough
 		cost = max(1, s.cost.value())
 		level += min(s.level.value(), s.depth)
 	}
@@ -215,7 +221,7 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 			others++
 		}
 	}
-	if hold = min(hold, refusalAlone); others <= 1 {
+	if hold = min(hold, refusalAlone); others <= 1 && !whole {
 		hold = min(hold, retry)
 	}
 	if hold <= 0 {

@@ -135,7 +135,7 @@ func (o *Owner) take(at Instant, p *peer, epoch uint64, id uint32, b *bucket, i 
 	}
 	o.totals(at, id, b, i, was, r)
 	if r.Ack == uint64(s.sent) { // else it was sent before the last grant came, which would be forgotten
-		s.level = newHint(r.Level)
+		s.level = atLeast(r.Level)
 	}
 	s.demand, s.cost = newHint(r.Demand), newCoarse(r.Cost)
 	s.reportedAt(at.Now)
