@@ -59,3 +59,50 @@ func TestBaselines(t *testing.T) {
 		t.Errorf("blocks of 5 requests: %+v", r)
 	}
 }
+
+// TestLeases holds the real owner and holders against the aims in a few small cells: requests and
+// tokens, few holders and many, below the limit, at it and far above it.
+func TestLeases(t *testing.T) {
+	kept := map[string]bool{ // by name of the limit, burst in s, holders, zipf, load
+		"100 requests/s, burst 1s, 4 holders, even, load 0.9":    true,
+		"100 requests/s, burst 1s, 16 holders, zipf, load 1.1":   true,
+		"100 requests/s, burst 10s, 64 holders, even, load 10":   true,
+		"1M tokens/min, burst 10s, 16 holders, even, load 0.5":   true,
+		"1M tokens/min, burst 10s, 4 holders, zipf, load 2":      true,
+		"20M tokens/min, burst 1s, 16 holders, even, load 0.9":   true,
+		"20M tokens/min, burst 1s, 64 holders, even, load 1.1":   true,
+		"10 requests/s, burst 1s, 16 holders, even, load 0.9":    true,
+		"1000 requests/s, burst 10s, 16 holders, zipf, load 1.1": true,
+	}
+	e := contenders()[len(contenders())-1]
+	for _, c := range Grid() {
+		if !kept[c.String()] {
+			continue
+		}
+		delete(kept, c.String())
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			r := measure(c, e)
+			for _, m := range r.Missed() {
+				t.Error(m)
+			}
+		})
+	}
+	for name := range kept {
+		t.Errorf("there is no cell %q", name)
+	}
+}
+
+// TestShortBursts: also a bucket that two keep-alives would overflow is not admitted over, and is of use.
+func TestShortBursts(t *testing.T) {
+	e := contenders()[len(contenders())-1]
+	for _, burst := range []int64{50, 200} {
+		r := measure(Cell{
+			Name: "1000 requests/s", Mean: 1, Holders: 4, Load: 2, Seed: 1,
+			Limit: limiter.Limit{Rate: limiter.Rate{Count: 1000, Per: time.Second}, Burst: burst},
+		}, e)
+		if r.Over > 0 || r.Admitted < 0.9 {
+			t.Errorf("burst %d: %+v", burst, r)
+		}
+	}
+}
