@@ -616,6 +616,31 @@ func TestManagerWithoutViewLease(t *testing.T) {
 	})
 }
 
+// TestManagerOwnerWithoutViewLease: an owner that may not grant just now says so, and who asks it waits
+// one budget and no more.
+func TestManagerOwnerWithoutViewLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 0, 0, 0)
+		n := w.nodes[1]
+		n.take(chargeOn("0acme", slow(), 1))
+		w.nodes[0].rights.lapse(true)
+		time.Sleep(1500 * time.Millisecond)
+		var waited time.Duration
+		for range 100 {
+			start := time.Now()
+			if ok, d := n.take(chargeOn("0acme", slow(), 1)); ok || d.By != limiter.ByDeny {
+				t.Fatalf("taken %v by %v", ok, d.By)
+			}
+			waited += time.Since(start)
+			time.Sleep(20 * time.Millisecond)
+		}
+		if waited > 300*time.Millisecond {
+			t.Errorf("100 requests waited %v", waited)
+		}
+	})
+}
+
 // TestManagerLeaves: a node that leaves in order takes nothing with it, and nobody waits.
 func TestManagerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -80,8 +80,8 @@ type RolledSlots struct {
 // Response is what an owner says to a holder.
 type Response struct {
 	Owner, Holder uint64
-	Epoch         uint64 // of the view that the owner has stepped to
-	Answers       uint64 // the Seq of the request that this answers, whose reports are taken; 0: none
+	Epoch         uint64 // of the view that the owner has stepped to; 0: it may not speak now, and took nothing of the request
+	Answers       uint64 // the Seq of the request that this answers, whose reports are taken but for Epoch 0; 0: none
 	Session       uint64 // the live one; 0: the owner may not grant now, and nothing of this counts but Failed
 	Left          int64  // ns from the answer that the session holds; 0: not extended
 	Leases        []Lease

@@ -154,10 +154,7 @@ func NewOwner(c OwnerConfig) *Owner {
 // Handle answers a request: the first Response at once, the others are pushes to any holders.
 func (o *Owner) Handle(at Instant, r *Request) []*Response {
 	o.begin(at)
-	answer := &Response{Owner: o.cfg.Self, Holder: r.Holder}
-	if o.view != nil {
-		answer.Epoch = o.view.Epoch
-	}
+	answer := &Response{Owner: o.cfg.Self, Holder: r.Holder, Answers: r.Seq}
 	p := o.admit(at, r)
 	if p == nil {
 		for i := range r.Asks[:min(len(r.Asks), maxAsks)] {
@@ -165,7 +162,7 @@ func (o *Owner) Handle(at Instant, r *Request) []*Response {
 		}
 		return []*Response{answer}
 	}
-	o.step.answer = answer
+	o.step.answer, answer.Epoch = answer, o.view.Epoch
 	fresh := p.note(r.Seq)
 	o.greet(at, p, r, answer)
 	for i := range r.Reports {

@@ -82,7 +82,7 @@ func (o *Owner) greet(at Instant, p *peer, r *Request, answer *Response) {
 		o.sessions++
 		p.session = o.sessions
 	}
-	answer.Answers, answer.Session = r.Seq, uint64(p.session)
+	answer.Session = uint64(p.session)
 	if p.session == 0 || !p.member {
 		return
 	}

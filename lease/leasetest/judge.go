@@ -166,7 +166,7 @@ func (j *judge) back(b *bucket, at, window, n int64) {
 // answered looks at what an owner said at a reading of its clock, and enters it. r is what it
 // answers; nil: nothing.
 func (j *judge) answered(p *proc, at lease.Instant, truth int64, r *lease.Request, outs []*lease.Response) {
-	if r != nil && len(outs) > 0 && outs[0].Answers == r.Seq {
+	if r != nil && len(outs) > 0 && outs[0].Answers == r.Seq && outs[0].Epoch != 0 {
 		j.reported(p, truth, r, outs[0])
 	}
 	for _, out := range outs {
