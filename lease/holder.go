@@ -234,7 +234,7 @@ func (h *Holder) sweep(now int64, budget int) {
 		}
 		b.demand.look(b, now)
 		idle := b.demand.usedAt.age(now)
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
 				h.kill(s, now, true)
 			}
@@ -308,7 +308,7 @@ func (h *Holder) kill(s *tab, now int64, back bool) {
 		case c.kind == kindSlots:
 			s.returned.Add(max(0, s.granted-s.returned.Load()-w))
 			if w > 0 {
-				rest = &cell{terms: c.terms, series: s, kind: kindSlots}
+				rest = &cell{tariff: &c.terms.plain, series: s}
 				rest.word.Store(w)
 			}
 		default:
@@ -374,7 +374,7 @@ func (h *Holder) Drain() {
 	now := h.cfg.Clock().Now
 	h.draining = true
 	for _, b := range h.buckets {
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			if s.cell.Load() != nil && !s.dead && s.number != 0 {
 				h.kill(s, now, !s.detached || now < s.deadline())
 			}
@@ -419,7 +419,7 @@ func (h *Holder) Levels(tenant string) []HolderLevel {
 		if b.key().Tenant != tenant {
 			continue
 		}
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			l := HolderLevel{Bucket: b.bucket(), Granter: s.granter(), Series: s.number, Window: s.rarely().window, Dead: s.dead, InUse: s.inUse()}
 			if c := s.cell.Load(); c != nil {
 				l.Limit, l.Share, l.Depth = c.terms.limit, c.share, c.depth
@@ -466,7 +466,7 @@ func (h *Holder) Stats() HolderStats {
 		st.Unacknowledged += len(p.rolls) + len(p.extra)
 	}
 	for _, b := range h.buckets {
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			st.Series++
 			if s.live() {
 				st.Leases++

@@ -146,6 +146,8 @@ func (p pace) carry(ns int64, to pace, most int64) int64 {
 type terms struct {
 	limit limiter.Limit
 	whole pace // of the whole rate
+	// Most leases have no share of the rate, or all of it.
+	plain, full tariff
 	// A fixed window's lease may be spent while opens ≤ wall < closes; 0, 0: always.
 	opens, closes int64
 }
@@ -158,8 +160,12 @@ type period struct {
 
 func newTerms(p period) *terms {
 	t := &terms{limit: p.limit}
-	if p.limit.Algorithm != limiter.Semaphore {
+	t.plain = tariff{terms: t, kind: kindBlock}
+	if p.limit.Algorithm == limiter.Semaphore {
+		t.plain.kind = kindSlots
+	} else {
 		t.whole = newPace(p.limit.Rate, ShareOne)
+		t.full = tariff{terms: t, kind: kindRate, m: t.whole.m, e: t.whole.e, share: ShareOne}
 	}
 	if p.limit.Algorithm == limiter.FixedWindow {
 		t.opens = p.window * int64(p.limit.Rate.Per)
@@ -234,30 +240,32 @@ func newSession(granter, number uint64) *session {
 // ended is the deadline of a session before its first extension, and after its last.
 const ended = math.MinInt64
 
+// tariff is a limit and a share of its rate. It never changes.
+type tariff struct {
+	terms *terms
+	m     uint64 // pace, in parts that leave no gap
+	e     int16
+	kind  kind
+	share uint32
+}
+
+// pace is that of a rate.
+func (t *tariff) pace() pace { return pace{t.m, t.e} }
+
 // cell is a lease as it is spent: what never changes of it, and the word that counts. Another
-// (share, depth) or grant is another cell: the old one is sealed first. It fills 64 bytes.
+// (share, depth) or grant is another cell: the old one is sealed first. It fills 48 bytes.
 type cell struct {
-	word   atomic.Int64
-	terms  *terms
+	word atomic.Int64
+	*tariff
 	series *tab
-	m      uint64 // pace, in parts that leave no gap
-	e      int16
-	kind   kind
-	share  uint32
 	depth  int64 // units; of slots, how many may be kept, in use or not
 	deep   int64 // depth in the word's unit
 	level  int64 // left with the owner, when it last said so
 }
 
-// pace is that of a rate.
-func (c *cell) pace() pace { return pace{c.m, c.e} }
-
 // copy is a cell with the same lease and no word.
 func (c *cell) copy() *cell {
-	return &cell{
-		terms: c.terms, series: c.series, m: c.m, e: c.e, kind: c.kind, share: c.share,
-		depth: c.depth, deep: c.deep, level: c.level,
-	}
+	return &cell{tariff: c.tariff, series: c.series, depth: c.depth, deep: c.deep, level: c.level}
 }
 
 // spendable says whether a cell may be spent at a reading.

@@ -76,7 +76,7 @@ func sound(t *rapid.T, h *Holder) {
 		}
 		c := b.lease.Load()
 		found := c == nil
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			if s.queued {
 				queued++
 			}

@@ -14,8 +14,7 @@ func (h *Holder) Handle(r *Response) {
 	at := h.cfg.Clock()
 	p := h.peer(r.Owner)
 	switch {
-	case r.Holder != h.cfg.Self || p != nil && r.Answers > p.seq || r.Left < 0 || r.Left > int64(sessionFor) ||
-		len(r.Leases) > maxSaid || len(r.Refusals) > maxSaid:
+	case r.Holder != h.cfg.Self || p != nil && r.Answers > p.seq || r.Left < 0 || r.Left > int64(sessionFor) || len(r.Leases) > maxSaid:
 		h.stats.rejected.Add(1)
 		return
 	case p == nil:
@@ -53,7 +52,7 @@ func (h *Holder) Handle(r *Response) {
 			h.stats.rejected.Add(1)
 		}
 	}
-	for i := range r.Refusals {
+	for i := range r.Refusals[:min(len(r.Refusals), maxSaid)] { // hints: what is more is left
 		if f := &r.Refusals[i]; !h.owns(r, f.Partition) {
 			h.stats.discarded.Add(1)
 		} else if !h.applyRefusal(f, at.Now) {
@@ -112,7 +111,7 @@ func (h *Holder) dropSession(p *lender) {
 	p.session, p.dropped = nil, max(p.dropped, s.number)
 	h.stats.dropped.Add(1)
 	for _, b := range h.buckets {
-		for t := b.series; t != nil; t = t.next {
+		for t := b.series; t != nil; t = t.next() {
 			if t.session.Load() == s && !t.detached && !t.dead {
 				h.kill(t, 0, false)
 			}
@@ -198,7 +197,7 @@ func (h *Holder) applyRefusal(f *Refusal, now int64) bool {
 
 // plausible says whether a lease could be one.
 func (l *Lease) plausible() bool {
-	if l.Series == 0 || l.Number == 0 || l.Share > ShareOne || l.Depth < 0 || l.Granted < 0 || l.Granted > math.MaxInt64/2 ||
+	if l.Series == 0 || l.Number == 0 || l.Number > math.MaxUint32 || l.Share > ShareOne || l.Depth < 0 || l.Granted < 0 || l.Granted > math.MaxInt64/2 ||
 		l.Limit.Validate() != nil || l.Depth > l.Limit.Capacity() {
 		return false
 	}
@@ -253,7 +252,7 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 	if s.lent, s.slots = true, slots; window != 0 {
 		s.aside().window = window
 	}
-	if l.Number < s.ack || l.Number == s.ack && l.Granted <= s.granted {
+	if uint32(l.Number) < s.ack || uint32(l.Number) == s.ack && l.Granted <= s.granted {
 		h.enqueue(s) // it is said again because the owner does not know that it came
 		s.settled = -1
 		return true
@@ -320,7 +319,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 		s.dead = true
 	}
 	shrunk := old != nil && (l.Depth < old.depth || l.Share < old.share)
-	s.ack = max(s.ack, l.Number)
+	s.ack = max(s.ack, uint32(l.Number))
 	h.enqueue(s)
 	if s.dead {
 		// A lease that has ended is not revived: what comes for it goes back.
@@ -328,7 +327,7 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 		switch {
 		case s.slots:
 			fresh = max(0, s.granted-s.returned.Load()-s.inUse())
-		case s.lost:
+		case s.rarely().lost:
 			fresh = 0
 		case h.share(&l.Limit, l.window()).refills():
 			// No more than the owner counts for the lease: the rest has come to it anew meanwhile.
@@ -363,20 +362,20 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 
 // cellOf makes the cell of a lease.
 func (h *Holder) cellOf(s *tab, l *Lease) *cell {
-	c := &cell{
-		terms: h.share(&l.Limit, l.window()), series: s, kind: kindBlock,
-		share: l.Share, depth: l.Depth, deep: l.Depth, level: l.Level,
+	t := h.share(&l.Limit, l.window())
+	c := &cell{tariff: &t.plain, series: s, depth: l.Depth, deep: l.Depth, level: l.Level}
+	if l.Share == 0 {
+		return c
 	}
-	switch l.Limit.Algorithm {
-	case limiter.Semaphore:
-		c.kind = kindSlots
-	case limiter.GCRA:
-		if l.Share == 0 {
-			break
-		}
-		if x := newPace(l.Limit.Rate, l.Share); x.down(l.Depth) <= maxFill {
-			c.kind, c.m, c.e, c.deep = kindRate, x.m, x.e, x.down(l.Depth)
-		}
+	x := newPace(l.Limit.Rate, l.Share)
+	fill := x.down(l.Depth)
+	switch {
+	case fill > maxFill:
+		c.tariff = &tariff{terms: t, kind: kindBlock, share: l.Share}
+	case l.Share == ShareOne:
+		c.tariff, c.deep = &t.full, fill
+	default:
+		c.tariff, c.deep = &tariff{terms: t, kind: kindRate, m: x.m, e: x.e, share: l.Share}, fill
 	}
 	return c
 }

@@ -67,7 +67,7 @@ func (b *purse) ask(cost int64) {
 
 // find returns a series of the bucket, or nil.
 func (b *purse) find(granter, number uint64) *tab {
-	for s := b.series; s != nil; s = s.next {
+	for s := b.series; s != nil; s = s.next() {
 		if s.number == number && s.granter() == granter {
 			return s
 		}
@@ -77,9 +77,13 @@ func (b *purse) find(granter, number uint64) *tab {
 
 // drop takes a series out of the bucket's list.
 func (b *purse) drop(s *tab) {
-	for at := &b.series; *at != nil; at = &(*at).next {
-		if *at == s {
-			*at = s.next
+	if b.series == s {
+		b.series = s.next()
+		return
+	}
+	for t := b.series; t != nil; t = t.next() {
+		if t.next() == s {
+			t.aside().next = s.next()
 			return
 		}
 	}

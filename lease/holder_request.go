@@ -76,6 +76,7 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	// After the levels were read, so that of what was taken later they say nothing.
 	last := tickOf(h.cfg.Clock().Now)
 	for _, it := range w.items {
+		it.series.told = false
 		it.series.sent.Store(uint32(last))
 	}
 	p.flights = append(p.flights, flight{seq: p.seq, sent: at.Now, items: w.items})
@@ -170,7 +171,7 @@ func (h *Holder) returnFree(s *tab, c *cell) {
 
 // newest is the series of a bucket that an owner is to hear of with an ask: its newest.
 func (b *purse) newest(granter uint64) *tab {
-	for s := b.series; s != nil; s = s.next {
+	for s := b.series; s != nil; s = s.next() {
 		if s.granter() == granter && s.number != 0 {
 			return s
 		}
@@ -238,7 +239,7 @@ func (w *writer) waitsForRoll(s *tab) bool {
 
 // report says where a series stands, once a request.
 func (w *writer) report(s *tab) {
-	if s.sentIn == uint32(w.r.Seq) || len(w.r.Reports) >= maxSaid || w.waitsForRoll(s) {
+	if s.told || len(w.r.Reports) >= maxSaid || w.waitsForRoll(s) {
 		return
 	}
 	b, t := s.bucket, s.totals()
@@ -251,7 +252,7 @@ func (w *writer) report(s *tab) {
 		r.Level = c.holds(c.word.Load(), w.at.Now)
 	}
 	b.demand.told = b.demand.units
-	s.said, s.sentIn = t.said(), uint32(w.r.Seq)
+	s.said, s.told = t.said(), true
 	w.r.Reports = append(w.r.Reports, r)
 	w.items = append(w.items, flown{s, t.mark(), t.debt, t.closed})
 	w.h.enqueue(s)
@@ -346,7 +347,7 @@ func (h *Holder) decidedOn(c *limiter.Charge) {
 		return
 	}
 	if b.pending = max(0, b.pending-1); b.pending == 0 {
-		for s := b.series; s != nil; s = s.next {
+		for s := b.series; s != nil; s = s.next() {
 			if s.dead && s.news() {
 				h.enqueue(s)
 			}
@@ -400,7 +401,9 @@ func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64) *tab {
 		s.detached = h.ownerOf(b.part) != p
 		if p != nil {
 			// What it had been granted is not known any more.
-			s.dead, s.lost = p.knew(number), p.knew(number)
+			if p.knew(number) {
+				s.dead, s.aside().lost = true, true
+			}
 		}
 	}
 	return s

@@ -38,7 +38,7 @@ func (t totals) said() uint32 {
 // lease, while it lives, is spent. A reservation out of the lease holds a *tab, one that the
 // owner decided a *direct.
 //
-// It fills 128 bytes; what most series never need is aside.
+// It fills 112 bytes; what most series never need is aside.
 type tab struct {
 	bucket *purse
 	cell   atomic.Pointer[cell] // what is left of the lease; of slots, also after its end: who counts those in use
@@ -54,19 +54,17 @@ type tab struct {
 	noted atomic.Bool   // it is in Holder.news: something happened since it was last looked at
 
 	// What follows is under Holder.mu.
-	next    *tab   // in purse.series
 	number  uint64 // 0: of rolled slots that the owner has not numbered yet
 	granted int64
-	ack     uint64
 	settled int64  // of what is acknowledged
 	said    uint32 // what was reported last: totals.said
-	sentIn  uint32 // the lower half of the Seq of the request that reported it last
+	ack     uint32 // an owner's Numbers are no higher
+	told    bool   // it is reported in the request that is being written
 	lent    bool   // it had a lease, so slots and the window are set
 	slots   bool
 	dead    bool // its lease will not be spent again
 	closed  bool // as acknowledged
 	gone    bool // forgotten: what is settled into it is lost
-	lost    bool // it was forgotten once: what it had been granted is not known
 	queued  bool // in lender.queue
 
 	detached bool // its partition went to another owner
@@ -79,17 +77,22 @@ type aside struct {
 }
 
 type facts struct {
+	next   *tab   // the next older in purse.series
 	window int64  // of a fixed window's lease: its index
 	after  uint64 // nothing is said of the series before the roll of this epoch is
 	owed   int64  // the debt that is acknowledged
 	room   int64  // how much of the lease's depth had not been given back when it ended
 	back   int64  // how much had
+	lost   bool   // it was forgotten once: what it had been granted is not known
 }
 
 // newTab is a series of a session, the newest of its bucket. The lock is held.
 func newTab(b *purse, s *session, number uint64) *tab {
-	t := &tab{bucket: b, number: number, next: b.series}
+	t := &tab{bucket: b, number: number}
 	t.session.Store(s)
+	if b.series != nil {
+		t.aside().next = b.series
+	}
 	b.series = t
 	return t
 }
@@ -141,6 +144,14 @@ func (t tick) age(now int64) int64 { return int64(tickOf(now)-t+1) << tickShift 
 // direct is a reservation that the owner decided.
 type direct struct{ series *tab }
 
+// next is the next older series of the bucket, or nil. The lock is held.
+func (s *tab) next() *tab {
+	if a := s.rare.Load(); a != nil {
+		return a.next
+	}
+	return nil
+}
+
 // current is where slots of s are counted now.
 func (s *tab) current() *tab {
 	for {
@@ -179,7 +190,7 @@ func (s *tab) live() bool {
 
 // totals is where the series stands.
 func (s *tab) totals() totals {
-	t := totals{ack: s.ack, idle: s.dead}
+	t := totals{ack: uint64(s.ack), idle: s.dead}
 	// Before the totals: what is added to them is added before open falls.
 	t.closed = s.dead && s.done() && s.bucket.pending <= 0
 	t.returned, t.refunded, t.debt = s.returned.Load(), s.refunded.Load(), s.debt.Load()
@@ -272,7 +283,7 @@ func (r *refusal) wait(now, cost int64) int64 {
 		return wait + min(more, math.MaxInt64-wait)
 	}
 	// Of any cost: the owner named the wait of a typical one.
-	if refilled := r.terms.whole.up(min(cost, limiter.MaxUnits)-r.level) - (now - r.at); refilled > 0 {
+	if refilled := r.terms.whole.up(max(0, min(cost, limiter.MaxUnits)-r.level)) - (now - r.at); refilled > 0 {
 		return refilled
 	}
 	return wait

@@ -132,7 +132,7 @@ func (p *lender) addRoll(r *Roll) {
 func (h *Holder) move(b *purse, now int64, roll *Roll) {
 	b.pending = 0
 	owner := h.ownerOf(b.part)
-	for s := b.series; s != nil; s = s.next {
+	for s := b.series; s != nil; s = s.next() {
 		if s.slots {
 			continue
 		}
@@ -216,7 +216,7 @@ func (h *Holder) recountSlots(b *purse, roll *Roll) {
 	if inUse > 0 {
 		t = newTab(b, h.noSession(owner), 0)
 		t.lent, t.slots, t.granted = true, true, inUse
-		c := &cell{terms: last.terms, series: t, kind: kindSlots}
+		c := &cell{tariff: &last.terms.plain, series: t}
 		c.word.Store(inUse)
 		t.cell.Store(c)
 		if roll != nil {
@@ -234,7 +234,7 @@ func (h *Holder) recountSlots(b *purse, roll *Roll) {
 // sealSlots ends all leases of slots on a bucket, and returns their series, how many slots are in use,
 // and one of the leases.
 func (h *Holder) sealSlots(b *purse) (before []*tab, inUse int64, last *cell) {
-	for s := b.series; s != nil; s = s.next {
+	for s := b.series; s != nil; s = s.next() {
 		if !s.slots {
 			continue
 		}

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -499,6 +500,19 @@ func TestHolderAnswersFromARefusal(t *testing.T) {
 	s.pass(100 * time.Millisecond)
 	if _, refused, missing := try(6); refused != -1 || missing != 1 {
 		t.Fatal("refused after its time")
+	}
+}
+
+func TestHolderRefusesLessThanTheLevelOfARefusal(t *testing.T) {
+	s := newStand(t, 0)
+	one := Refusal{Bucket: Bucket{0, keyA}, Cost: 1, For: 1e8, RetryAfter: 2e8, Level: 50}
+	many := slices.Repeat([]Refusal{one}, maxSaid+1)
+	many[maxSaid].For = 0 // beyond the bound: it ends nothing
+	s.answer(ownerA, 1, trickle(5, 1, 10, 0, 0))
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: many})
+	ds := make([]limiter.Decision, 1)
+	if refused, _ := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: 6}}, ds); refused != 0 || ds[0].RetryAfter != 2e8 {
+		t.Fatalf("%d %+v", refused, ds[0])
 	}
 }
 
