@@ -231,31 +231,41 @@ func (p *Proposer) Asked(now int64, name string, incarnation, epoch uint64) {
 	}
 }
 
-// Accused notes that a member says of others that they have owed it an answer for long. Of two
-// that accuse each other the first to speak is heard: one is enough to end the matter.
+// Accused notes that a member says of others that they have owed it an answer for long. Whoever says so of
+// more than a third of the others is more likely to be deaf itself: it is not heard. One goes at a time, and of
+// two that accuse each other the first to speak is heard: one is enough to end the matter.
 func (p *Proposer) Accused(now int64, accuser uint64, owing []uint64) {
-	if len(owing) == 0 {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.last == nil {
+	if len(owing) == 0 || p.last == nil {
 		return
 	}
-	i := slices.IndexFunc(p.last.Members, func(m ledger.Member) bool { return m.Incarnation == accuser })
-	if i < 0 {
-		return
+	recent := func(m ledger.Member) bool {
+		a := p.known[Self{m.Name, m.Incarnation}]
+		return a != nil && a.accused != 0 && now-a.accused < int64(accusedFor)
 	}
-	if a := p.known[Self{p.last.Members[i].Name, accuser}]; a != nil && a.accused != 0 && now-a.accused < int64(accusedFor) {
-		return
-	}
-	for _, m := range p.last.Members {
-		if m.Incarnation == accuser || !slices.Contains(owing, m.Incarnation) {
-			continue
+	var first *ledger.Member
+	owe, pending, member := 0, false, false
+	for i := range p.last.Members {
+		m := &p.last.Members[i]
+		switch {
+		case m.Incarnation == accuser:
+			member = true
+			pending = pending || recent(*m)
+		case slices.Contains(owing, m.Incarnation):
+			owe++
+			if first == nil || recent(*m) {
+				first = m
+			}
+		default:
+			pending = pending || recent(*m)
 		}
-		if a := p.at(Self{m.Name, m.Incarnation}); a != nil {
-			a.accused = now
-		}
+	}
+	if !member || pending || first == nil || owe > max(1, (len(p.last.Members)-1)/3) {
+		return
+	}
+	if a := p.at(Self{first.Name, first.Incarnation}); a != nil {
+		a.accused = now
 	}
 }
 

@@ -259,6 +259,10 @@ func TestProposerHearsAccusations(t *testing.T) {
 	if took := l.until(500); took >= 0 {
 		t.Fatalf("a stranger's word made the view %s", membersOf(l.view))
 	}
+	l.Accused(l.now, 1, []uint64{2, 3})
+	if took := l.until(500); took >= 0 {
+		t.Fatalf("who hears nobody made the view %s", membersOf(l.view))
+	}
 	l.Accused(l.now, 1, []uint64{1})
 	if took := l.until(500); took >= 0 {
 		t.Fatalf("who accuses itself made the view %s", membersOf(l.view))

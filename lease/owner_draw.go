@@ -59,6 +59,10 @@ const (
 	blockFor = 60 // s
 )
 
+// maxGiving bounds the draws under way for more blocks to be given back: those that requests wait for
+// must not be behind them.
+const maxGiving = 32
+
 // drawSoon is a retry-after while the ledger is asked.
 const drawSoon = 100 * time.Millisecond
 
@@ -191,7 +195,7 @@ func (o *Owner) giveUp(at Instant, id uint32, b *bucket) bool {
 	if left == 0 && r.aside == 0 {
 		return false
 	}
-	if !o.parts[b.partition].open(o, at, b.partition) {
+	if len(o.drawing) >= maxGiving || !o.parts[b.partition].open(o, at, b.partition) {
 		return true
 	}
 	o.draws++

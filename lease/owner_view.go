@@ -614,7 +614,8 @@ func (o *Owner) Save(at Instant) (epoch uint64, hs []*Handoff) {
 }
 
 // Load gives back what Save returned, before the first Step. It is used only where the first view
-// that this process steps to is the one after, and for what that view gives it.
+// that this process steps to is the one after, and for what that view gives it: without the wait where it
+// is the only member, and so nobody can hold a lease of the process before.
 func (o *Owner) Load(epoch uint64, hs []*Handoff) {
 	o.loaded = &saved{epoch, map[uint32]*Handoff{}}
 	for _, h := range hs {
@@ -641,9 +642,11 @@ func (o *Owner) load(at Instant, v *View) {
 		}
 		o.install(at, x, h)
 		for i := range h.Buckets {
-			h.Buckets[i].Series = nil // who holds anything was told by a process that is gone
+			h.Buckets[i].Series = nil
 			o.installBucket(at, uint32(p), &h.Buckets[i])
 		}
-		o.cfg.Rights.Started(at.Now, v.Epoch, uint32(p))
+		if len(v.Members) == 1 { // else others may still hold what the process before lent: the wait is for them
+			o.cfg.Rights.Started(at.Now, v.Epoch, uint32(p))
+		}
 	}
 }

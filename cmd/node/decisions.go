@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"headgate/lease"
@@ -74,10 +75,21 @@ func (d *decisionLog) Settle(cs []limiter.Charge, actual []int64, ds []limiter.D
 func appendDecision(b []byte, at int64, c *limiter.Charge, units int64, by string) []byte {
 	b = append(strconv.AppendInt(b, at, 10), ',')
 	for _, name := range [...]string{c.Key.Tenant, c.Key.Limit, c.Key.Subject} {
-		b = append(append(b, name...), ',') // names hold no comma
+		if strings.ContainsAny(name, "\",\r\n") { // a user's name may hold anything
+			name = strconv.Quote(name)
+		}
+		b = append(append(b, name...), ',')
 	}
 	b = append(strconv.AppendInt(b, units, 10), ',')
 	return append(append(b, by...), '\n')
+}
+
+// close ends the log, once nothing is decided any more.
+func (d *decisionLog) close() error {
+	if d == nil {
+		return nil
+	}
+	return d.file.Close()
 }
 
 func (d *decisionLog) write(lines []byte) {

@@ -52,22 +52,24 @@ const (
 
 // Node is a running gateway.
 type Node struct {
-	cfg      Config
-	log      *slog.Logger
-	started  time.Time
-	registry *prometheus.Registry
-	self     uint64 // this process's incarnation
-	time     *cluster.Clock
-	limits   *lease.Manager
-	pool     *upstream.Pool
-	proxy    *proxy.Proxy
-	compiler compiler
-	content  *contentlog.Log
-	devKey   string
+	cfg       Config
+	log       *slog.Logger
+	started   time.Time
+	registry  *prometheus.Registry
+	self      uint64 // this process's incarnation
+	time      *cluster.Clock
+	limits    *lease.Manager
+	pool      *upstream.Pool
+	proxy     *proxy.Proxy
+	compiler  compiler
+	content   *contentlog.Log
+	decisions *decisionLog // nil: none
+	devKey    string
 
 	front, admin       *http.Server
 	frontLis, adminLis net.Listener
 	draining           atomic.Bool
+	retired            atomic.Bool // it grants nothing any more
 
 	cluster    *cluster.Cluster
 	joined     atomic.Pointer[cluster.Cluster] // cluster, for those who may come before it is there
@@ -179,12 +181,13 @@ func (n *Node) clock() lease.Instant {
 	return lease.Instant{Now: now, Wall: wall}
 }
 
-// rights are what the fence lets this node grant: nothing before it has joined.
+// rights are what the fence lets this node grant: nothing before it has joined, nor once it has saved what
+// it owned.
 type rights struct{ n *Node }
 
 // Left see lease.Rights.
 func (r rights) Left(now int64, partition uint32) int64 {
-	if c := r.n.joined.Load(); c != nil {
+	if c := r.n.joined.Load(); c != nil && !r.n.retired.Load() {
 		return c.Fence().Left(now, partition)
 	}
 	return 0
@@ -192,7 +195,7 @@ func (r rights) Left(now int64, partition uint32) int64 {
 
 // Lease see lease.Rights.
 func (r rights) Lease(now int64, epoch uint64) int64 {
-	if c := r.n.joined.Load(); c != nil {
+	if c := r.n.joined.Load(); c != nil && !r.n.retired.Load() {
 		return c.Fence().Lease(now, epoch)
 	}
 	return 0
@@ -275,9 +278,10 @@ func (n *Node) build() error {
 	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
 	var limits proxy.Limits = n.limits
 	if n.cfg.DecisionLog != "" {
-		if limits, err = openDecisions(n.cfg.DecisionLog, n.limits, n.clock, n.log); err != nil {
+		if n.decisions, err = openDecisions(n.cfg.DecisionLog, n.limits, n.clock, n.log); err != nil {
 			return &ConfigError{fmt.Errorf("decision_log: %w", err)}
 		}
+		limits = n.decisions
 	}
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
@@ -398,7 +402,7 @@ func (n *Node) drain() error {
 	err = errors.Join(err, n.proxy.Wait(settle))
 	leave, cancel := context.WithTimeout(context.Background(), leaveGrace)
 	defer cancel()
-	err = errors.Join(err, n.leave(leave)) // also if some did not settle: what they reserved is spent then
+	err = errors.Join(err, n.decisions.close(), n.leave(leave)) // also if some did not settle: what they reserved is spent then
 	return errors.Join(err, n.cluster.Close(leave), n.content.Close(leave), n.end(leave, n.admin))
 }
 
@@ -413,6 +417,7 @@ func (n *Node) leave(ctx context.Context) error {
 	if err := n.limits.HandOver(ctx); err != nil {
 		n.log.Warn("not all buckets were handed over: their next owner starts them empty", "error", err)
 	}
+	n.retired.Store(true) // what is saved is granted no more
 	return n.saveLevels()
 }
 
