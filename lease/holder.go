@@ -84,16 +84,20 @@ type lender struct {
 	session *session // nil: none
 	none    *session // what a series of no session has for one
 	dropped uint64   // the highest session that was dropped
-	rtt     int64    // ns; 0: not known
-	flights []flight
-	queue   []*tab   // those of its partitions of which something is to be said, or that live
-	extra   []Report // of series that are not kept
-	backlog bool     // the last request had no room for all that is new
-	looked  int64    // when the queue was last gone through
-	asking  int64    // when slots were last asked for, as long as they may lie there unheard of; 0: they do not
-	rolls   []*Roll  // the oldest first
-	rolled  uint64   // the Epoch of the newest
-	leases  int      // live ones
+	// Until spendable leases of a session that is dropped may still be spent: the owner left a view, and
+	// they kept their deadline. So long it is named that was dropped before: who is told ends a session (R5).
+	named     uint64
+	spendable int64
+	rtt       int64 // ns; 0: not known
+	flights   []flight
+	queue     []*tab   // those of its partitions of which something is to be said, or that live
+	extra     []Report // of series that are not kept
+	backlog   bool     // the last request had no room for all that is new
+	looked    int64    // when the queue was last gone through
+	asking    int64    // when slots were last asked for, as long as they may lie there unheard of; 0: they do not
+	rolls     []*Roll  // the oldest first
+	rolled    uint64   // the Epoch of the newest
+	leases    int      // live ones
 	// detached are leases that its partitions' owners of before lent.
 	detached []*tab
 	// shut are series that were closed and forgotten; of those up to shutUpTo it is not known which.

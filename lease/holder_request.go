@@ -43,7 +43,7 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	h.sort()
 	p.seq++
 	w := writer{h: h, p: p, at: at, r: &Request{
-		Holder: h.cfg.Self, Owner: owner, Epoch: h.view.Load().Epoch, Seq: p.seq, Dropped: p.dropped, Asks: asks,
+		Holder: h.cfg.Self, Owner: owner, Epoch: h.view.Load().Epoch, Seq: p.seq, Dropped: p.names(at.Now), Asks: asks,
 	}}
 	if p.session != nil {
 		w.r.Session = p.session.number

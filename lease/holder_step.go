@@ -26,7 +26,7 @@ func (h *Holder) Step(v *View) {
 			return !s.queued
 		})
 	}
-	h.meet(v)
+	h.meet(v, at.Now)
 	rolls := h.rollCall(old, v, moved)
 	for _, b := range h.buckets {
 		b.refusal.Store(nil)
@@ -91,14 +91,16 @@ const maxGone = 1024
 
 // meet makes the lenders those of a view. A process that has left says nothing more, and its leases are
 // detached with its partitions; its numbers are kept, should it come back.
-func (h *Holder) meet(v *View) {
+func (h *Holder) meet(v *View, now int64) {
 	h.peers = slices.DeleteFunc(h.peers, func(p *lender) bool {
 		if slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == p.id }) {
 			return false
 		}
 		gone := &lender{id: p.id, none: p.none, seq: p.seq, dropped: p.dropped, shut: p.shut, shutBefore: p.shutBefore, shutUpTo: p.shutUpTo}
+		gone.named, gone.spendable = p.names(now), p.spendable
 		if p.session != nil {
 			gone.dropped = max(gone.dropped, p.session.number)
+			gone.spendable = max(gone.spendable, p.session.deadline.Load())
 			h.stats.dropped.Add(1)
 		}
 		if len(h.gone) >= maxGone {
@@ -119,6 +121,14 @@ func (h *Holder) meet(v *View) {
 		}
 		h.peers = slices.Insert(h.peers, i, p)
 	}
+}
+
+// names is the session that an owner is told was dropped, with those before it.
+func (p *lender) names(now int64) uint64 {
+	if now < p.spendable {
+		return p.named
+	}
+	return p.dropped
 }
 
 // addRoll has an owner told. One that says nothing need not go before it.
