@@ -15,8 +15,10 @@ const (
 	leastShown    = 1e-4
 )
 
-// palette has a colour for each contender that asks of the owner; Headgate's is the last.
-var palette = [...]string{"#7f7f7f", "#8c564b", "#c5b0d5", "#9467bd", "#e377c2", "#bcbd22", "#98df8a", "#2ca02c", "#17becf", "#d62728"}
+// palette has a colour for each contender; Headgate's is the last.
+func palette() []string {
+	return []string{"#7f7f7f", "#8c564b", "#c5b0d5", "#9467bd", "#e377c2", "#bcbd22", "#98df8a", "#2ca02c", "#17becf", "#d62728"}
+}
 
 // WriteSVG draws every cell of every contender: the distance from the ideal bucket against the round
 // trips a request. The lower left is best.
@@ -37,7 +39,7 @@ func (r *Report) WriteSVG(w io.Writer) error {
 	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">round trips a request</text>`+"\n", (left+width-right)/2, height-10)
 	fmt.Fprintf(&b, `<text transform="translate(16 %d) rotate(-90)" text-anchor="middle">over-admitted + not admitted + falsely refused</text>`+"\n", (top+height-bottom)/2)
 	for i, name := range r.names() {
-		colour := palette[i%len(palette)]
+		colour := palette()[i%len(palette())]
 		for _, x := range r.of(name) {
 			fmt.Fprintf(&b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s" fill-opacity="0.5"/>`+"\n", across(x.Trips), up(x.err()), colour)
 		}
