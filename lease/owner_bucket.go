@@ -241,7 +241,7 @@ func (o *Owner) ended(at Instant, b *bucket, i uint32) (when int64, ok bool) {
 	} else if p := o.peers[s.peer]; s.session != p.session {
 		return p.endedAt, true
 	}
-	if b.limit.Algorithm == limiter.FixedWindow && at.Wall != 0 && s.high != 0 && s.high != o.window(b, at) {
+	if b.limit.Algorithm == limiter.FixedWindow && at.Wall != 0 && s.high != 0 && s.high != o.slice(b, at) {
 		return at.Now, true
 	}
 	return 0, false
@@ -320,6 +320,35 @@ func (o *Owner) window(b *bucket, at Instant) uint32 {
 	return 0
 }
 
+// sliceOf is the length of what a series of a limit that goes by the wall clock is of: what comes back of it must
+// not free what was never charged. A window, or so much of a log that to take all of it for expired
+// when its beginning is loses little.
+func sliceOf(l *limiter.Limit) int64 {
+	if l.Algorithm == limiter.SlidingLog {
+		return max(1, int64(l.Rate.Per)/64)
+	}
+	return max(1, int64(l.Rate.Per))
+}
+
+// slice is the present one's index, of windows too short to lend modulo 2^32; 0: there is none.
+func (o *Owner) slice(b *bucket, at Instant) uint32 {
+	switch {
+	case !byWall(b.limit):
+		return 0
+	case b.limit.Algorithm == limiter.FixedWindow && b.limit.Rate.Per >= leastWindow:
+		return o.window(b, at)
+	}
+	return uint32(max(at.Wall, b.state.Last()) / sliceOf(b.limit))
+}
+
+// sliceBegan is when, by the wall clock, the slice began that a series of the bucket is of. False: it is of another
+// limit's.
+func (o *Owner) sliceBegan(b *bucket, s *series, at Instant) (wall int64, ok bool) {
+	now := max(at.Wall, b.state.Last()) / sliceOf(b.limit)
+	behind := int64(int32(uint32(now) - s.high))
+	return (now - behind) * sliceOf(b.limit), behind >= 0 && behind <= now
+}
+
 // fresh is the level of a bucket that has none (V3, V4).
 func (o *Owner) fresh(l *limiter.Limit, part *part, at Instant) (s limiter.State) {
 	if part.full || o.cfg.Break&BreakEmpty != 0 || l.Algorithm == limiter.Semaphore || l.Durable() {
@@ -384,7 +413,7 @@ func (o *Owner) bucketOf(id uint32) *bucket {
 func (o *Owner) link(b *bucket, p *peer, at Instant) (uint32, *series) {
 	i, s := o.pool.open()
 	o.numbers++
-	*s = series{tagged: o.numbers, session: p.session, peer: p.index, next: b.first, high: o.window(b, at)}
+	*s = series{tagged: o.numbers, session: p.session, peer: p.index, next: b.first, high: o.slice(b, at)}
 	if b.limit.Algorithm == limiter.Semaphore {
 		s.flags = seriesSlots
 	}
@@ -423,7 +452,7 @@ func (o *Owner) live(b *bucket, p *peer, at Instant) uint32 {
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
 		if s.peer == p.index && s.session == p.session && !s.is(seriesEnded|seriesInherited|seriesRolled) && !s.dying() &&
-			s.is(seriesSlots) == (b.limit.Algorithm == limiter.Semaphore) && (s.is(seriesSlots) || b.limit.Algorithm != limiter.FixedWindow || s.high == o.window(b, at)) {
+			s.is(seriesSlots) == (b.limit.Algorithm == limiter.Semaphore) && (s.is(seriesSlots) || !byWall(b.limit) || s.high == o.slice(b, at)) {
 			return i
 		}
 	}

@@ -204,15 +204,27 @@ func (o *Owner) credit(at Instant, id uint32, b *bucket, s *series, units int64)
 	switch {
 	case b.limit.Durable():
 		o.refill(at, id, b, s, units)
-	case b.limit.Algorithm == limiter.FixedWindow && s.high != o.window(b, at):
-		// Of an earlier window: it can only lower the debt that was carried over.
-		b.limit.Adjust(&b.state, at.Wall, int64(s.high)*int64(b.limit.Rate.Per), units)
+	case byWall(b.limit) && s.high != o.slice(b, at):
+		o.creditPast(at, b, s, units)
 	default:
 		_, depth := o.sums(b)
 		b.limit.Credit(&b.state, reading(b.limit, at), units, o.floor(depth))
 	}
 	o.stir(id)
 	o.unrefuse(at, id, b)
+}
+
+// creditPast gives back what was charged in an earlier slice, where it still counts. Of an earlier fixed window it
+// can only lower the debt that was carried over.
+func (o *Owner) creditPast(at Instant, b *bucket, s *series, units int64) {
+	began, ok := o.sliceBegan(b, s, at)
+	switch {
+	case !ok:
+	case b.limit.Algorithm != limiter.SlidingLog:
+		b.limit.Adjust(&b.state, at.Wall, began, units)
+	case began+int64(b.limit.Rate.Per) > max(at.Wall, b.state.Last()):
+		b.limit.Credit(&b.state, at.Wall, units, 0)
+	}
 }
 
 // debit takes units without asking.

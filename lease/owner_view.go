@@ -311,7 +311,7 @@ func (o *Owner) handBucket(at Instant, id uint32, b *bucket) HandedBucket {
 			Share: uint32(min(share, math.MaxUint32)), Depth: min(depth, maxHandedDepth),
 			Granted: s.granted, Returned: s.returned, Refunded: s.refunded, Debt: s.debt, Window: int64(s.high),
 		}
-		if b.limit.Algorithm != limiter.FixedWindow {
+		if !byWall(b.limit) {
 			x.Window = 0
 		}
 		// What direct decisions took and the share brought may come back, too.
@@ -471,7 +471,7 @@ func (o *Owner) installSeries(at Instant, b *bucket, h *HandedSeries) {
 		tagged: h.Series, granted: h.Granted, returned: h.Returned, refunded: h.Refunded, debt: h.Debt,
 		share: h.Share, depth: h.Depth, sent: uint32(h.Number), peer: p.index, next: b.first, flags: seriesInherited,
 	}
-	if b.limit.Algorithm == limiter.FixedWindow {
+	if byWall(b.limit) {
 		s.share, s.high = 0, uint32(h.Window)
 	}
 	b.first = i
