@@ -405,7 +405,11 @@ func (o *Owner) holders(b *bucket, but *peer) []uint32 {
 	var hs []uint32
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
-		if !s.is(seriesEnded|seriesInherited|seriesRolled) && (!s.is(seriesPending) || s.is(seriesSlots)) && s.sent > 0 && s.peer != but.index && (s.depth > 0 || s.share > 0) && s.session == o.peers[s.peer].session {
+		slots := s.is(seriesSlots) // they do not end with their session
+		switch {
+		case s.is(seriesEnded | seriesInherited | seriesRolled), s.sent == 0, s.peer == but.index, s.depth == 0 && s.share == 0:
+		case !slots && (s.is(seriesPending) || s.session != o.peers[s.peer].session):
+		default:
 			hs = append(hs, i)
 		}
 	}

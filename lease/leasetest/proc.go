@@ -185,18 +185,17 @@ func (p *proc) forgetEarly(v *lease.View) {
 	}
 }
 
-// installed says whether the owner has what a hand-off says of some series: so it was of use.
-func (p *proc) installed(at lease.Instant, h *lease.Handoff) bool {
+// has counts the buckets of a hand-off that the owner has.
+func (p *proc) has(at lease.Instant, h *lease.Handoff) (n int) {
 	for i := range h.Buckets {
-		for _, l := range p.owner.Levels(at, h.Buckets[i].Key.Tenant) {
-			for _, o := range l.Holders {
-				if len(h.Buckets[i].Series) > 0 && o.Granter == h.Buckets[i].Series[0].Granter && o.Series == h.Buckets[i].Series[0].Series {
-					return true
-				}
+		k := &h.Buckets[i].Key
+		for _, l := range p.owner.Levels(at, k.Tenant) {
+			if l.Key == *k {
+				n++
 			}
 		}
 	}
-	return p.rights.start[h.Partition] != never && !p.rights.waited[h.Partition]
+	return n
 }
 
 // own queues for the owner. Its clock is read once it is inside; what it is given then may take its time.
@@ -343,9 +342,11 @@ func (p *proc) receive(m packet) {
 			if p.epoch < h.Epoch { // not yet: it is sent again
 				return nil
 			}
+			before := p.has(at, h)
 			ok := p.owner.Accept(at, h)
 			w.logf("%s is handed partition %d of view %d by %d (nothing %v): %v", p.name, h.Partition, h.Epoch, h.From, h.Nothing, ok)
-			if ok && !h.Nothing && p.rights.since[h.Partition] == h.Epoch && !p.knows[h.Partition] && p.installed(at, h) {
+			if ok && !h.Nothing && p.rights.since[h.Partition] == h.Epoch && !p.knows[h.Partition] &&
+				(p.has(at, h) > before || !p.rights.waited[h.Partition]) {
 				w.stats.HandOffs++
 				w.judge.accepted(p, w.now, h)
 			}
