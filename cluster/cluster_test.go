@@ -579,6 +579,30 @@ func TestLeaveShowsTheViewWithout(t *testing.T) {
 	})
 }
 
+// TestForwardedAsItCame: a voter that passes a request for a view lease on leaves nothing out.
+func TestForwardedAsItCame(t *testing.T) {
+	inRealm(t, 1, func(r *realm) {
+		nodes := r.three()
+		leader := leaderOf(nodes)
+		through := others(nodes, leader)[0]
+		const ahead = int64(time.Hour)
+		req := &clusterpb.KeepViewRequest{
+			Name: "x", Incarnation: 99, Epoch: leader.Epoch(), Applied: leader.Facts().Index, Wall: time.Now().UnixNano() + ahead,
+		}
+		resp, err := service{c: through.Cluster}.KeepView(context.Background(), req)
+		if err != nil || resp.GetReason() != ReasonNotMember {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		if off := time.Duration(resp.GetWallOff()); off < 59*time.Minute || off > 61*time.Minute {
+			t.Errorf("the leader takes its clock for %v ahead", off)
+		}
+		req.Wall = 0
+		if resp, err = (service{c: through.Cluster}).KeepView(context.Background(), req); err != nil || resp.WallOff != nil {
+			t.Errorf("of who did not say what its clock shows: %v, %v", resp.GetWallOff(), err)
+		}
+	})
+}
+
 // TestMembersAndRemoval: each node says how it is, and a dead one is removed by whichever node is asked.
 func TestMembersAndRemoval(t *testing.T) {
 	inRealm(t, 1, func(r *realm) {

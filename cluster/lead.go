@@ -39,6 +39,9 @@ func (c *Cluster) keepAsLeader(ctx context.Context, r *clusterpb.KeepViewRequest
 	for _, v := range voters {
 		names = append(names, ServerIDName(string(v.ID)))
 	}
+	if r.GetWall() == 0 {
+		return resp // it did not say
+	}
 	if ahead, known := c.walls.note(now, r.GetName(), r.GetIncarnation(), r.GetWall(), wall, names); known {
 		resp.WallOff = &ahead
 	}

@@ -299,7 +299,8 @@ func (s service) KeepView(ctx context.Context, r *clusterpb.KeepViewRequest) (*c
 	if err != nil {
 		return no, nil //nolint:nilerr // the asker tries another way
 	}
-	return leader.KeepView(ctx, &clusterpb.KeepViewRequest{Name: r.GetName(), Incarnation: r.GetIncarnation(), Epoch: r.GetEpoch(), Applied: r.GetApplied(), Forwarded: true})
+	r.Forwarded = true // and as it came otherwise
+	return leader.KeepView(ctx, r)
 }
 
 // Propose see cluster.proto.

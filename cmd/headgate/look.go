@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -64,6 +65,20 @@ func printCluster(w io.Writer, s *admin.ClusterStatus) {
 	}
 }
 
+// subjectParts are apart by it in a bucket's subject.
+const subjectParts = "\x1f"
+
+// printable is a name that clients may have chosen, for a terminal.
+func printable(subject string) string {
+	parts := strings.Split(subject, subjectParts)
+	for i, p := range parts {
+		if strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			parts[i] = strconv.Quote(p)
+		}
+	}
+	return strings.Join(parts, " / ")
+}
+
 func limitsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use, and who holds what of them", Args: exactly(1),
 		Example: "  headgate limits show acme\n  headgate limits show acme --json"}
@@ -80,7 +95,7 @@ func limitsCommand() *cobra.Command {
 				if l.Debt > 0 && l.Level >= 0 { // it is owed while some of it lies elsewhere
 					left += fmt.Sprintf(" (debt %d)", l.Debt)
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.Limit, l.Scope, l.Unit, l.Subject, left, l.Capacity, full, l.Owner, percent(l.LentRate), holders(&l))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", l.Limit, l.Scope, l.Unit, printable(l.Subject), left, l.Capacity, full, l.Owner, percent(l.LentRate), holders(&l))
 			}
 		})
 	}
