@@ -336,7 +336,9 @@ func (o *Owner) Tick(at Instant) []*Response {
 func (o *Owner) Next() int64 {
 	next := min(o.buryAt, o.wantAt, o.earlyAt)
 	for _, w := range o.parked {
-		next = min(next, w.until)
+		if next = min(next, w.until); w.retry != 0 {
+			next = min(next, w.retry)
+		}
 	}
 	return next
 }

@@ -15,6 +15,7 @@ type question struct {
 	ask      Ask
 	received int64 // by Instant.Now
 	until    int64 // when it is refused, if it is parked
+	retry    int64 // when it may recall for itself, if it waits for that; 0: it does not
 	buckets  [limiter.MaxCharges]*bucket
 	ids      [limiter.MaxCharges]uint32
 	fresh    uint32 // those made for it
@@ -29,6 +30,7 @@ type parked = question
 type recall struct {
 	next    int64 // not before, by Instant.Now
 	backoff int64
+	came    bool // something came back since
 }
 
 // refused is a Refusal that holds at a peer.
@@ -382,15 +384,25 @@ func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
 		r = &recall{}
 		o.recalls[id] = r
 	}
-	if !first && !o.inFlight(b) {
+	switch flies := o.inFlight(b); {
+	case first || flies:
+	case r.came: // and others were faster
+		r.backoff = 0
+	default:
 		r.backoff = max(int64(RecallEvery), min(2*r.backoff, 64*int64(RecallEvery)))
 		o.stats.Fruitless++
 	}
 	if at.Now < r.next+r.backoff {
+		if !o.inFlight(b) && r.came && r.backoff == 0 {
+			q.retry = r.next
+			return true
+		}
 		return o.inFlight(b)
 	}
-	r.next = at.Now + int64(RecallEvery)
-	need := o.needs(at, q, i)
+	r.next, r.came = at.Now+int64(RecallEvery), false
+	// For those that wait already, too, as far as the bucket can ever hold it.
+	cost := max(1, q.ask.Charges[i].Cost)
+	need := o.needs(at, q, i) + min(int64(o.waiting[id]), b.limit.Capacity()/cost)*cost
 	for _, h := range o.holders(b, q.peer) {
 		if need <= 0 {
 			break
@@ -489,7 +501,7 @@ func (o *Owner) expire(at Instant) {
 	old := o.parked
 	o.parked = nil
 	for _, q := range old {
-		if q.until > at.Now {
+		if q.until > at.Now && (q.retry == 0 || q.retry > at.Now) {
 			o.parked = append(o.parked, q)
 			continue
 		}
@@ -500,6 +512,7 @@ func (o *Owner) expire(at Instant) {
 // again decides a question that was parked.
 func (o *Owner) again(at Instant, q *question) {
 	o.unwait(q)
+	q.retry = 0
 	o.decide(at, q, false)
 }
 

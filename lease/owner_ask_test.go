@@ -56,3 +56,48 @@ func TestOwnerRefusesWhatAHolderTakes(t *testing.T) {
 		t.Errorf("%d decisions and %d refusals", len(r.Decisions), len(r.Refusals))
 	}
 }
+
+// TestOwnerRecallsForAllThatWait: asks that come while a recall for another is under way are not refused
+// when what it brought is gone, as long as there is more to be recalled.
+func TestOwnerRecallsForAllThatWait(t *testing.T) {
+	d := newDuo(t, &oneSize{})
+	l := limiter.Limit{Algorithm: limiter.Semaphore, Burst: 8}
+	if r := d.say(1, 0, nil, duoAsk(1, 8, l)); len(r.Leases) != 1 || r.Leases[0].Granted != 8 {
+		t.Fatalf("%+v", r)
+	}
+	var asks []Ask
+	for i := range uint64(5) {
+		a := duoAsk(i+1, 1, l)
+		a.Wait = 50e6
+		asks = append(asks, a)
+	}
+	rs := d.o[1].Handle(d.at, &Request{Holder: 1, Owner: 1, Epoch: 1, Seq: 1, Asks: asks})
+	decided, rounds := 0, 0
+	for ; decided < 5 && rounds < 5; rounds++ {
+		var back []Report
+		for _, r := range rs {
+			if r.Holder == 1 {
+				for _, x := range r.Decisions {
+					if decided++; x.Refused != -1 {
+						t.Errorf("ask %d refused: %d", x.ID, x.Refused)
+					}
+				}
+			}
+			for _, x := range r.Leases {
+				if r.Holder == 2 { // all that it has is free
+					back = append(back, Report{Bucket: x.Bucket, Granter: 1, Series: x.Series, Ack: x.Number, Returned: 8 - x.Depth, Level: x.Depth})
+				}
+			}
+		}
+		d.later(1e6)
+		d.seq++
+		rs = d.o[1].Handle(d.at, &Request{Holder: 2, Owner: 1, Epoch: 1, Seq: d.seq, Session: 1, Reports: back})
+		if next := d.o[1].Next(); len(rs) == 1 && next < never {
+			d.at.Now = max(d.at.Now, next)
+			rs = append(rs, d.o[1].Tick(d.at)...)
+		}
+	}
+	if decided != 5 || rounds > 4 {
+		t.Errorf("%d of 5 decided after %d rounds", decided, rounds)
+	}
+}

@@ -111,6 +111,7 @@ func atLeast(v int64) hint {
 	}
 	return h
 }
+
 func (h hint) value() int64 {
 	f := float64(math.Float32frombits(uint32(h) << 16))
 	if f >= math.MaxInt64 {

@@ -210,6 +210,9 @@ func (o *Owner) credit(at Instant, id uint32, b *bucket, s *series, units int64)
 		_, depth := o.sums(b)
 		b.limit.Credit(&b.state, reading(b.limit, at), units, o.floor(depth))
 	}
+	if r := o.recalls[id]; r != nil {
+		r.came = true
+	}
 	o.stir(id)
 	o.unrefuse(at, id, b)
 }
