@@ -239,8 +239,17 @@ func (h *Holder) sweep(now int64, budget int) {
 		b.demand.look(b, now)
 		idle := b.demand.usedAt.age(now)
 		for s := b.series; s != nil; s = s.next() {
-			if idle > int64(unusedAfter) && s.number != 0 && !s.dead && s.done() {
-				h.kill(s, now, true)
+			switch {
+			case !s.dead:
+				if idle > int64(unusedAfter) && s.number != 0 && s.done() {
+					h.kill(s, now, true)
+				}
+			case s.rarely().late:
+			case s.aside().deadAt == 0:
+				s.aside().deadAt = tickOf(now)
+			case s.aside().deadAt.age(now) > int64(askFor):
+				// Asks that were given up stay pending in a bucket that is always asked for.
+				s.aside().late = true
 			}
 			if s.news() {
 				h.enqueue(s)

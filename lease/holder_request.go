@@ -323,7 +323,7 @@ func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent
 			for _, j := range order[:k] {
 				h.giveDirect(&cs[j])
 			}
-			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:])
+			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:], at.Now)
 			return i, true
 		}
 	}
@@ -384,18 +384,24 @@ func (h *Holder) hold(c *limiter.Charge, owner uint64, d *ChargeDecision, at Ins
 		c.Held, c.At = s, d.At
 		return true
 	}
-	s := h.directSeries(c, owner, d.Series)
+	s := h.directSeries(c, owner, d.Series, at.Now)
 	s.open.Add(1)
 	c.Held, c.At = &direct{s}, d.At
 	return true
 }
 
-// directSeries finds or makes the series that a direct decision names.
-func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64) *tab {
+// directSeries finds or makes the series that a direct decision names. Those before it that never had a
+// lease the owner will not name any more: of windows there is one for each.
+func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64, now int64) *tab {
 	_, where := h.Owner(c)
 	b := h.make(&where, true)
 	s := b.find(owner, number)
 	if s == nil {
+		for o := b.series; o != nil; o = o.next() {
+			if o.number != 0 && o.number < number && !o.dead && !o.lent && o.cell.Load() == nil && o.granter() == owner {
+				h.kill(o, now, false)
+			}
+		}
 		p := h.peer(owner)
 		s = newTab(b, h.sessionOf(owner), number)
 		s.detached = h.ownerOf(b.part) != p
@@ -429,10 +435,10 @@ func (h *Holder) giveDirect(c *limiter.Charge) {
 
 // refundRest gives back what the owner took for charges that are not held now. Slots among them lie in
 // their lease.
-func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds []ChargeDecision) {
+func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds []ChargeDecision, now int64) {
 	for k, i := range order {
 		if d := &ds[k]; d.Admitted && d.Series != 0 && !d.Lent {
-			s := h.directSeries(&cs[i], owner, d.Series)
+			s := h.directSeries(&cs[i], owner, d.Series, now)
 			s.refunded.Add(min(max(cs[i].Cost, 0), limiter.MaxUnits))
 			h.enqueue(s)
 		}

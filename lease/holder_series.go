@@ -83,6 +83,8 @@ type facts struct {
 	owed   int64  // the debt that is acknowledged
 	room   int64  // how much of the lease's depth had not been given back when it ended
 	back   int64  // how much had
+	deadAt tick   // when the sweep first found it dead; 0: not yet
+	late   bool   // it has been dead for longer than an ask may be on its way
 	lost   bool   // it was forgotten once: what it had been granted is not known
 }
 
@@ -192,7 +194,7 @@ func (s *tab) live() bool {
 func (s *tab) totals() totals {
 	t := totals{ack: uint64(s.ack), idle: s.dead}
 	// Before the totals: what is added to them is added before open falls.
-	t.closed = s.dead && s.done() && s.bucket.pending <= 0
+	t.closed = s.dead && s.done() && (s.bucket.pending <= 0 || s.rarely().late)
 	t.returned, t.refunded, t.debt = s.returned.Load(), s.refunded.Load(), s.debt.Load()
 	return t
 }

@@ -1,0 +1,90 @@
+package lease
+
+import (
+	"testing"
+	"time"
+
+	"headgate/limiter"
+)
+
+// pair is a real owner and a real holder, with nothing in between.
+type pair struct {
+	at Instant
+	o  *Owner
+	h  *Holder
+}
+
+func newPair(s Sizer) *pair {
+	p := &pair{at: Instant{1e9, 1_700_000_000e9}}
+	v := &View{Epoch: 1, Members: []Member{{"n1", 1, ""}, {"n2", 2, ""}}, Owners: []int32{0}, Place: func(string) uint32 { return 0 }}
+	p.o = NewOwner(OwnerConfig{Self: 1, Rights: &deedRights{lease: 1e9}, Sizer: s, Wait: 1.07e9})
+	p.o.Step(p.at, v)
+	p.h = NewHolder(HolderConfig{Self: 2, Clock: func() Instant { return p.at }})
+	p.h.Step(v)
+	return p
+}
+
+// take is what a Manager does, and settles.
+func (p *pair) take(c limiter.Charge, used int64) {
+	cs, ds := []limiter.Charge{c}, make([]limiter.Decision, 1)
+	refused, missing := p.h.Take(cs, ds)
+	if refused >= 0 {
+		return
+	}
+	if missing != 0 {
+		for _, x := range p.o.Handle(p.at, p.h.Request(1, []Ask{p.h.Ask(cs, 1, 0, false)})) {
+			p.h.Handle(x)
+			for i := range x.Decisions {
+				if refused, ok := p.h.Decided(cs, 1, &x.Decisions[i], p.at.Now, ds); !ok || refused != -1 {
+					return
+				}
+			}
+		}
+	}
+	p.h.Settle(cs, []int64{used}, ds)
+}
+
+func (p *pair) pass(d time.Duration) {
+	p.at.Now, p.at.Wall = p.at.Now+int64(d), p.at.Wall+int64(d)
+	for range p.h.Owners() {
+		for _, x := range p.o.Handle(p.at, p.h.Request(1, nil)) {
+			p.h.Handle(x)
+		}
+	}
+}
+
+// TestSeriesOfABusyBucketAreClosed, also where an ask was given up and nothing was ever heard of it, and where
+// each window has a series of its own.
+func TestSeriesOfABusyBucketAreClosed(t *testing.T) {
+	gcra := limiter.Limit{Rate: limiter.Rate{Count: 100, Per: time.Second}, Burst: 100}
+	sliding := limiter.Limit{Algorithm: limiter.SlidingWindow, Rate: limiter.Rate{Count: 100, Per: time.Second}}
+	fixed := limiter.Limit{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 100, Per: time.Second}}
+	for _, c := range []struct {
+		name  string
+		sizer Sizer
+		limit limiter.Limit
+		lost  bool
+	}{
+		{"all is heard", &oneSize{depth: 20, grant: 20}, gcra, false},
+		{"an ask is given up", &oneSize{depth: 20, grant: 20}, gcra, true},
+		{"sliding windows", nil, sliding, false},
+		{"fixed windows, decided by the owner", &oneSize{}, fixed, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPair(c.sizer)
+			one := limiter.Charge{Key: limiter.Key{Tenant: "a", Limit: "l"}, Limit: &c.limit, Cost: 1}
+			p.take(one, 1)
+			if c.lost {
+				p.h.Request(1, []Ask{p.h.Ask([]limiter.Charge{one}, 1, 0, false)})
+			}
+			for i := range int64(1000) { // of them every other one is more than the lease covers
+				p.pass(500 * time.Millisecond)
+				one.Cost = 1 + i%2*30
+				p.take(one, one.Cost-i%3%2)
+			}
+			if here, there := p.h.Stats().Series, p.o.Stats().Series; here > 50 || there > 50 {
+				t.Errorf("%d series here and %d at the owner", here, there)
+			}
+		})
+	}
+}
