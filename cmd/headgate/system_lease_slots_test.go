@@ -5,6 +5,7 @@ package main_test
 import (
 	"fmt"
 	"net/http"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ func TestNeverNineOfEight(t *testing.T) {
 	heavy(t)
 	up := newArrivals(t, "127.0.0.1:0")
 	f := newFleet(t, 5, up, map[string]string{"eight": "{name: slots, scope: org, unit: concurrency, max: 8, unavailable: deny}"}, nil)
+	f.allAtOnce("eight", 8)
 	load := f.press("eight", 80, want{tokens: 10, ms: 400})
 	full := func(what string, since int64) {
 		t.Helper()
@@ -55,6 +57,26 @@ func TestNeverNineOfEight(t *testing.T) {
 	f.allFree("eight", 8)
 	if peak := up.peakOf("eight"); peak != 8 {
 		t.Errorf("%d were in use at once, want 8", peak)
+	}
+}
+
+// allAtOnce: as many requests as there are slots, all at one instant, are all let through, through one
+// node and spread over all.
+func (f *fleet) allAtOnce(tenant string, slots int) {
+	f.t.Helper()
+	nodes := f.living()
+	for name, m := range map[string]func(i int) *member{"one node": func(int) *member { return nodes[0] }, "all nodes": func(i int) *member { return nodes[i%len(nodes)] }} {
+		var all sync.WaitGroup
+		replies := make([]reply, slots)
+		for i := range slots {
+			all.Go(func() { replies[i] = f.ask(f.t.Context(), m(i), tenant, want{tokens: 10, ms: 300}) })
+		}
+		all.Wait()
+		for _, r := range replies {
+			if r.code != http.StatusOK {
+				f.t.Errorf("%d at once through %s: %+v", slots, name, r)
+			}
+		}
 	}
 }
 
