@@ -78,12 +78,13 @@ type Manager struct {
 	met     *metrics
 	holder  *Holder
 	private *privates
-	self    *line         // to the owner in this process
-	ended   chan struct{} // closed when Run returns
-	soon    chan struct{} // to Run: a time that it waits for may have come closer
-	keep    chan struct{} // to Run: there is something to say to the owner in this process
-	moved   chan struct{} // to Run: there may be something to hand over
-	heard   chan struct{} // to Drain: an owner answered
+	self    *line                    // to the owner in this process
+	ended   chan struct{}            // closed when Run returns
+	owing   atomic.Pointer[[]uint64] // as of the last tick
+	soon    chan struct{}            // to Run: a time that it waits for may have come closer
+	keep    chan struct{}            // to Run: there is something to say to the owner in this process
+	moved   chan struct{}            // to Run: there may be something to hand over
+	heard   chan struct{}            // to Drain: an owner answered
 
 	ownerMu  sync.Mutex // also orders what goes to one stream
 	owner    *Owner
@@ -340,11 +341,13 @@ func (m *Manager) stats() OwnerStats {
 	return m.owner.Stats()
 }
 
-// Owing are the incarnations of members that have owed this process a roll for more than 3 s.
+// Owing are the incarnations of members that this process has asked in vain for a roll for 3 s. It waits for
+// nothing: the request for the view lease says it.
 func (m *Manager) Owing() []uint64 {
-	m.ownerMu.Lock()
-	defer m.ownerMu.Unlock()
-	return m.owner.Owing(m.cfg.Clock())
+	if owing := m.owing.Load(); owing != nil {
+		return *owing
+	}
+	return nil
 }
 
 // Degraded says in words which owners are out of reach, so that charges go by their Apart; "": none.

@@ -183,6 +183,8 @@ func (m *Manager) tick(ctx context.Context) {
 		if m.owner.Next() <= at.Now {
 			m.routeLocked(m.owner.Tick(at))
 		}
+		owing := m.owner.Owing()
+		m.owing.Store(&owing)
 		m.nextTick = m.owner.Next()
 		m.afterLocked()
 		m.exchangeLocked(nil)

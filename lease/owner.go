@@ -27,11 +27,11 @@ const (
 	maxEarly    = 1 << 16 // reports that wait for a hand-over
 	maxPeers    = math.MaxUint16
 	maxInterned = 1 << 16
-	maxRefused  = 64      // refusals remembered a bucket
-	maxAskers   = 64      // holders without a series remembered a bucket
-	maxKey      = 1 << 10 // bytes of a key
-	maxRolled   = 1 << 16 // buckets in a roll
-	maxBuried   = 4096    // processes remembered that left with slots
+	maxRefused  = 64         // refusals remembered a bucket
+	maxAskers   = 64         // holders without a series remembered a bucket
+	maxKey      = 1 << 10    // bytes of a key
+	maxRolled   = wireRolled // buckets in a roll
+	maxBuried   = 4096       // processes remembered that left with slots
 
 	maxTotal       = 1 << 62 // of a running total
 	maxOutstanding = 1 << 60
@@ -45,8 +45,9 @@ const (
 	// maxPark bounds what an Ask may wait, leastDraw what one waits for the ledger at least.
 	maxPark   = int64(2e9)
 	leastDraw = int64(250e6)
-	// rollOwed is how long a member may owe a roll before Owing names it.
-	rollOwed = int64(3e9)
+	// maxUnrolled is how often a member is asked for a roll, once in KeepEvery, before Owing names it: a
+	// process that was stopped for a while itself has asked nobody meanwhile.
+	maxUnrolled = 12
 
 	// never is a time that does not come.
 	never = math.MaxInt64

@@ -6,12 +6,12 @@ type peer struct {
 	name        string
 	index       uint16
 	member      bool   // of the newest view
-	entered     int64  // since when it is, by Instant.Now
 	gone        int64  // since when it is not
 	session     uint32 // the live one; 0: none
 	deadline    int64  // of the session
 	endedAt     int64  // when the last session ended
 	rolled      uint64 // the epoch of the last roll that was taken
+	wanted      int    // times that it was asked for one since
 	top         uint64 // the highest Seq seen
 	seen        uint64 // bit i: top - i was seen
 	pending     []unacked

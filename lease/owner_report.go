@@ -268,7 +268,7 @@ func (o *Owner) roll(at Instant, p *peer, r *Roll) {
 	if r.Epoch <= p.rolled {
 		return
 	}
-	p.rolled = r.Epoch
+	p.rolled, p.wanted = r.Epoch, 0
 	for i := range r.Slots {
 		x := &r.Slots[i]
 		if x.InUse < 0 || x.InUse > limiter.MaxUnits || x.Limit.Algorithm != limiter.Semaphore || x.Limit.Validate() != nil ||

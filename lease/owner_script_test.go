@@ -278,6 +278,11 @@ func (x *deed) play(line string) {
 		x.send(m)
 	case "tick":
 		x.say(x.o.Tick(x.at))
+	case "ticks": // once in KeepEvery; nobody hears of it
+		for range number(words[1]) {
+			x.at.Now, x.at.Wall = x.at.Now+int64(KeepEvery), x.at.Wall+int64(KeepEvery)
+			x.o.Tick(x.at)
+		}
 	case "next":
 		fmt.Fprintf(&x.out, "in %dms\n", (x.o.Next()-x.at.Now)/1e6)
 	case "handoffs":
@@ -300,7 +305,7 @@ func (x *deed) play(line string) {
 	case "sweep":
 		fmt.Fprintf(&x.out, "forgotten %d\n", x.o.Sweep(x.at, 1000))
 	case "owing":
-		fmt.Fprintln(&x.out, x.o.Owing(x.at))
+		fmt.Fprintln(&x.out, x.o.Owing())
 	default:
 		fmt.Fprintf(&x.out, "unknown %q\n", words[0])
 	}

@@ -141,7 +141,7 @@ func (o *Owner) stepPeers(at Instant, v *View) {
 			p = o.addPeer(m.Incarnation)
 		}
 		if p != nil && !p.member {
-			p.member, p.name, p.entered = true, m.Name, at.Now
+			p.member, p.name, p.wanted = true, m.Name, 0
 		}
 		o.stats.Excess += uint64(o.buried[m.Incarnation]) // it lives, and so may its streams
 		delete(o.buried, m.Incarnation)
@@ -506,28 +506,20 @@ func (o *Owner) wantRolls(at Instant) {
 	for _, p := range o.peers {
 		if p != nil && p.member && p.rolled < o.rollSince {
 			o.to(p).RollWanted = o.rollSince
+			p.wanted++
 			o.wantAt = at.Now + int64(KeepEvery)
 		}
 	}
 }
 
-// Owing lists the members that have owed this owner a roll for more than 3 s.
-func (o *Owner) Owing(at Instant) (owing []uint64) {
-	if o.view == nil {
-		return nil
-	}
-	for _, m := range o.view.Members {
-		if p := o.peer(m.Incarnation); p != nil && p.rolled < o.rollSince && o.owes(at, p) {
-			owing = append(owing, m.Incarnation)
+// Owing lists the members that were asked maxUnrolled times for a roll that this owner waits for.
+func (o *Owner) Owing() (owing []uint64) {
+	for _, p := range o.peers {
+		if p != nil && p.member && p.rolled < o.rollSince && p.wanted >= maxUnrolled {
+			owing = append(owing, p.incarnation)
 		}
 	}
 	return owing
-}
-
-func (o *Owner) owes(at Instant, p *peer) bool {
-	return slices.ContainsFunc(o.parts, func(x part) bool {
-		return x.since > 1 && p.rolled < x.since && at.Now-max(x.step, p.entered) > rollOwed
-	})
 }
 
 // bury forgets the processes that left long enough ago: their slots are free again.
