@@ -28,12 +28,13 @@ fuzz: ## every fuzz target for FUZZTIME each
 		done; done
 
 SEEDS ?= 100000
-sim: ## the simulation of the view lease over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
+sim: ## the simulations of view leases and of leases over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
+	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
 
 SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
-	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 10m -v -run '^Test($(SYSTEM))' ./cmd/headgate
+	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 15m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 
 generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -42,9 +43,11 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto
 
 SOAK ?= 10m
-soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long; nothing may be left behind, or lost
+soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then SEEDS of the simulation; nothing may be left behind, or lost
 	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestKillAny' -v ./cmd/headgate
+	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestLeasesSoak$$' -v ./cmd/headgate
+	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
 
 LINT ?= v2.15.0
 lint: ## golangci-lint, built once into .cache

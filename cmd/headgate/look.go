@@ -80,8 +80,10 @@ func printable(subject string) string {
 }
 
 func limitsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "show TENANT", Short: "Show a tenant's buckets that are in use, and who holds what of them", Args: exactly(1),
-		Example: "  headgate limits show acme\n  headgate limits show acme --json"}
+	c := &cobra.Command{
+		Use: "show TENANT", Short: "Show a tenant's buckets that are in use, and who holds what of them", Args: exactly(1),
+		Example: "  headgate limits show acme\n  headgate limits show acme --json",
+	}
 	a := adminFlags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/limits/"+url.PathEscape(args[0]), nil, func(w io.Writer, levels []admin.Level) {

@@ -98,8 +98,15 @@ func (f *fakeCluster) config() admin.Config {
 		},
 		Explain: func(_ context.Context, q admin.ExplainRequest) (any, error) {
 			e := proxy.Explanation{Refused: "kill switch", Reason: "a leak", Model: "small", Rungs: []string{"smaller_model", "shed_best_effort"}, Degraded: true, Override: "deny", Limits: []proxy.ExplainLimit{
-				{Name: "a", By: "allow", Admitted: true, Owner: "gw-2", Away: "gw-2 does not answer"}, {Name: "d", By: "deny", Away: "no view lease"}, {Name: "n", By: "deny", NoShare: true}, {Name: "s", By: "deny", NoShare: true, Shadow: true}, {Name: "y", By: "deny", Away: "no answer", RetryAfterMS: 70},
-				{Name: "l", By: "local", Held: 70, Remaining: 69, Admitted: true}, {Name: "o", By: "direct", Owner: "gw-2", Held: 5, Remaining: 3, Admitted: true}, {Name: "r", By: "refused_local", Owner: "gw-2", RetryAfterMS: 20}, {Name: "p", By: "private", Away: "no view lease", Remaining: 8, Admitted: true},
+				{Name: "a", By: "allow", Admitted: true, Owner: "gw-2", Away: "gw-2 does not answer"},
+				{Name: "d", By: "deny", Away: "no view lease"},
+				{Name: "n", By: "deny", NoShare: true},
+				{Name: "s", By: "deny", NoShare: true, Shadow: true},
+				{Name: "y", By: "deny", Away: "no answer", RetryAfterMS: 70},
+				{Name: "l", By: "local", Held: 70, Remaining: 69, Admitted: true},
+				{Name: "o", By: "direct", Owner: "gw-2", Held: 5, Remaining: 3, Admitted: true},
+				{Name: "r", By: "refused_local", Owner: "gw-2", RetryAfterMS: 20},
+				{Name: "p", By: "private", Away: "no view lease", Remaining: 8, Admitted: true},
 			}}
 			if q.Tenant == "plain" {
 				e = proxy.Explanation{Admitted: true, Model: "m"}

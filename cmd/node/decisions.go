@@ -16,8 +16,8 @@ import (
 //
 //	NANOSECONDS,TENANT,LIMIT,SUBJECT,UNITS,BY
 //
-// The clock is that of the process that changed the bucket (of windows, which go by the wall clock, this
-// one's, just after), and counts from the machine's start: logs of nodes on one machine can be laid side by side. UNITS are negative where they came back. Each line is
+// The clock is that of the process that changed the bucket (of windows, which go by the wall clock, that
+// reading by this one's), and counts from the machine's start: logs of nodes on one machine can be laid side by side. UNITS are negative where they came back. Each line is
 // written at once, so that a process that is killed has written what it did.
 type decisionLog struct {
 	*lease.Manager
@@ -48,7 +48,9 @@ func (d *decisionLog) Take(ctx context.Context, cs []limiter.Charge, ds []limite
 			at := ds[i].At
 			switch cs[i].Limit.Algorithm {
 			case limiter.FixedWindow, limiter.SlidingWindow, limiter.SlidingLog:
-				at = d.clock().Now // theirs is the wall clock's
+				if r := d.clock(); r.Wall > 0 { // theirs is the wall clock's
+					at = r.Now - (r.Wall - at)
+				}
 			}
 			lines = appendDecision(lines, at, &cs[i], cs[i].Cost, ds[i].By.String())
 		}
