@@ -175,7 +175,7 @@ func (o *Owner) Handle(at Instant, r *Request) []*Response {
 	o.unpark(at)
 	for i := range r.Asks {
 		if fresh {
-			o.ask(at, p, &r.Asks[i])
+			o.ask(at, p, r.Epoch, &r.Asks[i])
 		}
 	}
 	o.lend(at)

@@ -12,6 +12,7 @@ import (
 // question is an Ask with its buckets.
 type question struct {
 	peer     *peer
+	epoch    uint64 // of the request
 	ask      Ask
 	received int64 // by Instant.Now
 	until    int64 // when it is refused, if it is parked
@@ -43,13 +44,13 @@ type refused struct {
 }
 
 // ask decides a request's charges, all or none.
-func (o *Owner) ask(at Instant, p *peer, a *Ask) {
+func (o *Owner) ask(at Instant, p *peer, epoch uint64, a *Ask) {
 	// Most questions are answered at once: one place serves them all.
 	q := o.spare
 	if o.spare = nil; q == nil {
 		q = new(question)
 	}
-	*q = question{peer: p, ask: *a, received: at.Now}
+	*q = question{peer: p, epoch: epoch, ask: *a, received: at.Now}
 	defer func() {
 		if !q.waits {
 			q.peer, q.ask = nil, Ask{}
@@ -87,7 +88,7 @@ func (o *Owner) valid(a *Ask) bool {
 // decide decides a question, or parks it. It copies the charges only where it parks.
 func (o *Owner) decide(at Instant, q *question, first bool) {
 	for i := range q.ask.Charges {
-		if c := &q.ask.Charges[i]; !o.may(at, c) {
+		if c := &q.ask.Charges[i]; !o.may(at, q.epoch, c) {
 			o.decided(at, q, NotOwner, 0)
 			return
 		}
@@ -122,7 +123,7 @@ func (o *Owner) decide(at Instant, q *question, first bool) {
 }
 
 // may says whether this owner may grant for a charge now.
-func (o *Owner) may(at Instant, c *AskCharge) bool {
+func (o *Owner) may(at Instant, epoch uint64, c *AskCharge) bool {
 	if uint64(c.Partition) >= uint64(len(o.parts)) {
 		return false
 	}
@@ -130,7 +131,8 @@ func (o *Owner) may(at Instant, c *AskCharge) bool {
 	if part.since == 0 || !part.open(o, at, c.Partition) {
 		return false
 	}
-	if c.Limit.Algorithm == limiter.Semaphore && !o.rollComplete(at, part) {
+	// Slots that are lent for an ask of before the roll call nobody waits for: they would never come back.
+	if c.Limit.Algorithm == limiter.Semaphore && (epoch < part.since || !o.rollComplete(at, part)) {
 		return false
 	}
 	return at.Wall != 0 || !byWall(&c.Limit) // a wall clock that nobody trusts opens no window

@@ -482,11 +482,13 @@ func (j *judge) conforms(b *bucket, s *sum, total int64, plain bool) {
 func (j *judge) windowRoom(b *bucket, s *sum, window, lent int64) {
 	// What holders had in hand before a debt they may still spend; the owner pays for it first.
 	used, total := b.win.used[window], lent
-	if s.known && s.ownerWindow == window {
+	if s.known && s.ownerWindow == window && !b.durable { // whose debts the ledger has
 		if s.owner < 0 {
 			used += b.win.debts[window]
 		}
 		total += s.owner
+	} else if s.known && s.ownerWindow == window {
+		total += max(0, s.owner)
 	}
 	if most := b.win.count(j.w.now); total > 0 && used+total > most {
 		j.w.fail("%s: of window %d %d are spent and %d can be, of %d", b.key.Limit, window, used, total, most)
