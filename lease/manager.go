@@ -101,7 +101,8 @@ type Manager struct {
 	changed   chan struct{} // closed and replaced when a Step, a Started or a hand-off changed whom to ask
 	handed    chan struct{} // closed and replaced when a hand-off ended
 	handing   map[handKey]bool
-	wg        sync.WaitGroup // what Run started
+	taking    map[uint32]bool // partitions of which a hand-off is being read
+	wg        sync.WaitGroup  // what Run started
 	degraded  atomic.Pointer[string]
 }
 
@@ -117,7 +118,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		ended: make(chan struct{}), soon: make(chan struct{}, 1), keep: make(chan struct{}, 1), moved: make(chan struct{}, 1),
 		lines: map[uint64]*line{}, served: map[uint64]*served{}, shuts: map[uint32]*shut{}, draws: map[drawKey]bool{},
-		nextTick: never, changed: make(chan struct{}), handed: make(chan struct{}), heard: make(chan struct{}, 1), handing: map[handKey]bool{},
+		nextTick: never, changed: make(chan struct{}), handed: make(chan struct{}), heard: make(chan struct{}, 1), handing: map[handKey]bool{}, taking: map[uint32]bool{},
 	}
 	var err error
 	if m.private, err = newPrivates(cfg.Clock(), cfg.MaxBuckets); err != nil {

@@ -327,59 +327,101 @@ func (m *Manager) dismiss(holder uint64, s *served) {
 	}
 }
 
-// HandOff see lease.proto.
+// HandOff see lease.proto. By its head alone it is said whether a hand-off is of any use; only one that the owner
+// waits for is read, one of each partition at a time and not for longer than its sender would wait.
 func (s service) HandOff(stream leasepb.Lease_HandOffServer) error {
-	h, err := s.m.received(stream)
+	m := s.m
+	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
-	if h.To != s.m.cfg.Self.Incarnation {
+	h, err := handOffOf(first.GetHead())
+	switch {
+	case err != nil:
+		m.met.rejected.Inc()
+		return status.Error(codes.InvalidArgument, err.Error())
+	case h.To != m.cfg.Self.Incarnation:
 		return status.Error(codes.FailedPrecondition, "the receiver that was meant has been started anew since, or is another node")
 	}
-	s.m.mu.Lock()
-	later := s.m.view == nil || s.m.view.Epoch < h.Epoch
-	s.m.mu.Unlock()
+	m.mu.Lock()
+	later := m.view == nil || m.view.Epoch < h.Epoch
+	m.mu.Unlock()
 	if later {
 		return stream.SendAndClose(&leasepb.HandOffResponse{Later: true})
 	}
-	s.m.ownerMu.Lock()
-	accepted := s.m.owner.Accept(s.m.cfg.Clock(), h)
-	s.m.afterLocked()
-	s.m.ownerMu.Unlock()
-	s.m.announce()
-	s.m.met.handOff("received", accepted)
+	m.ownerMu.Lock()
+	awaited, accepted := m.owner.Awaits(h), false
+	if !awaited {
+		accepted = m.owner.Accept(m.cfg.Clock(), h)
+	}
+	m.ownerMu.Unlock()
+	if awaited {
+		if err := m.readHandOff(stream, first, h); err != nil {
+			return err
+		}
+		m.ownerMu.Lock()
+		accepted = m.owner.Accept(m.cfg.Clock(), h)
+		m.afterLocked()
+		m.ownerMu.Unlock()
+		m.announce()
+	}
+	m.met.handOff("received", accepted)
 	return stream.SendAndClose(&leasepb.HandOffResponse{Accepted: accepted})
 }
 
-// received reads a hand-off whole.
-func (m *Manager) received(stream leasepb.Lease_HandOffServer) (*Handoff, error) {
-	var h *Handoff
+// readHandOff reads the buckets of a hand-off, in handTimeout at most.
+func (m *Manager) readHandOff(stream leasepb.Lease_HandOffServer, first *leasepb.HandOffPart, h *Handoff) error {
+	m.mu.Lock()
+	taken := m.taking[h.Partition]
+	m.taking[h.Partition] = true
+	m.mu.Unlock()
+	if taken {
+		return status.Error(codes.Aborted, "another hand-off of this partition is being read")
+	}
+	defer func() {
+		m.mu.Lock()
+		delete(m.taking, h.Partition)
+		m.mu.Unlock()
+	}()
+	read := make(chan error, 1)
+	var buckets []HandedBucket
+	go func() { // ends with the stream, which ends with this call
+		var err error
+		buckets, err = m.received(stream, first)
+		read <- err
+	}()
+	t := time.NewTimer(handTimeout)
+	defer t.Stop()
+	select {
+	case err := <-read:
+		h.Buckets = buckets
+		return err
+	case <-t.C:
+		return status.Error(codes.DeadlineExceeded, "the hand-off took too long")
+	}
+}
+
+// received reads the buckets of a hand-off whole.
+func (m *Manager) received(stream leasepb.Lease_HandOffServer, p *leasepb.HandOffPart) (buckets []HandedBucket, err error) {
 	most := max(m.cfg.MaxBuckets, DefaultMaxBuckets) // its sender may be allowed more than this process
 	for {
-		p, err := stream.Recv()
-		if err != nil {
-			return nil, err // also io.EOF: it is torn
-		}
-		if h == nil {
-			if h, err = handOffOf(p.GetHead()); err != nil {
-				m.met.rejected.Inc()
-				return nil, status.Error(codes.InvalidArgument, err.Error())
-			}
-		}
 		for _, b := range p.GetBuckets() {
 			hb, err := handedOf(b)
-			if err != nil || len(h.Buckets) >= most {
+			if err != nil || len(buckets) >= most {
 				m.met.rejected.Inc()
-				return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("bucket %d of a hand-off: %v", len(h.Buckets), err))
+				return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("bucket %d of a hand-off: %v", len(buckets), err))
 			}
-			h.Buckets = append(h.Buckets, hb)
+			buckets = append(buckets, hb)
 		}
 		if p.GetEnd() {
-			if p.GetCount() != uint64(len(h.Buckets)) {
+			if p.GetCount() != uint64(len(buckets)) {
 				m.met.rejected.Inc()
 				return nil, status.Error(codes.InvalidArgument, "a hand-off that says it has another number of buckets")
 			}
-			return h, nil
+			return buckets, nil
+		}
+		if p, err = stream.Recv(); err != nil {
+			return nil, err // also io.EOF: it is torn
 		}
 	}
 }

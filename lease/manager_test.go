@@ -1282,42 +1282,57 @@ func TestManagerSettlesBoth(t *testing.T) {
 	})
 }
 
-// TestManagerRefusesTornHandOffs: only what is whole, for this process and of a view that it knows.
+// TestManagerRefusesTornHandOffs: only what is whole, for this process, of a view that it knows, and from the
+// owner of before is taken; what nobody waits for is not even read.
 func TestManagerRefusesTornHandOffs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2)
-		w.step(w.nodes, 0, 1, 1, 1)
-		cc, err := w.nodes[1].client(w.nodes[0].self.Address)
+		w := newWorld(t, 3)
+		w.step(w.nodes, 1, 0, 0, 0)
+		w.nodes[1].kill()
+		w.step([]*node{w.nodes[0], w.nodes[2]}, 0, 0, 0, 0)
+		cc, err := w.nodes[2].client(w.nodes[0].self.Address)
 		if err != nil {
 			t.Fatal(err)
 		}
-		head := func(to, epoch uint64) *leasepb.HandOffHead {
-			return &leasepb.HandOffHead{From: 2, To: to, Epoch: epoch, Partition: 0, Floor: -1}
+		head := func(from, to, epoch uint64) *leasepb.HandOffHead {
+			return &leasepb.HandOffHead{From: from, To: to, Epoch: epoch, Partition: 0, Floor: -1}
 		}
-		bucket := &leasepb.HandedBucket{Bucket: &leasepb.Bucket{Tenant: []byte("0acme")}, Limit: &leasepb.Limit{Count: 1, Per: 1, Burst: 1}}
-		for name, c := range map[string]struct {
-			parts []*leasepb.HandOffPart
-			want  codes.Code
-			later bool
+		bucket := &leasepb.HandedBucket{
+			Bucket: &leasepb.Bucket{Tenant: []byte("0acme")}, Limit: &leasepb.Limit{Count: 1, Per: 1, Burst: 1},
+			State: bucketOf(1, 1, 1).AppendState(nil, new(limiter.State), 1),
+		}
+		long := &leasepb.HandedBucket{Bucket: &leasepb.Bucket{Tenant: []byte("0" + strings.Repeat("x", 2000))}, Limit: bucket.GetLimit()}
+		for _, c := range []struct {
+			name            string
+			parts           []*leasepb.HandOffPart
+			want            codes.Code
+			later, accepted bool
 		}{
-			"no head":        {[]*leasepb.HandOffPart{{End: true}}, codes.InvalidArgument, false},
-			"another number": {[]*leasepb.HandOffPart{{Head: head(1, 1)}, {End: true, Count: 1}}, codes.InvalidArgument, false},
-			"a bad bucket":   {[]*leasepb.HandOffPart{{Head: head(1, 1), Buckets: []*leasepb.HandedBucket{{}}, End: true, Count: 1}}, codes.InvalidArgument, false},
-			"another node":   {[]*leasepb.HandOffPart{{Head: head(2, 1), End: true}}, codes.FailedPrecondition, false},
-			"a later view":   {[]*leasepb.HandOffPart{{Head: head(1, 9), Buckets: []*leasepb.HandedBucket{bucket}, End: true, Count: 1}}, codes.OK, true},
-			"too late":       {[]*leasepb.HandOffPart{{Head: head(1, 1), End: true}}, codes.OK, false},
+			{"no head", []*leasepb.HandOffPart{{End: true}}, codes.InvalidArgument, false, false},
+			{"another number", []*leasepb.HandOffPart{{Head: head(2, 1, 2)}, {End: true, Count: 1}}, codes.InvalidArgument, false, false},
+			{"a bad bucket", []*leasepb.HandOffPart{{Head: head(2, 1, 2), Buckets: []*leasepb.HandedBucket{{}}, End: true, Count: 1}}, codes.InvalidArgument, false, false},
+			{"a long key", []*leasepb.HandOffPart{{Head: head(2, 1, 2), Buckets: []*leasepb.HandedBucket{long}, End: true, Count: 1}}, codes.InvalidArgument, false, false},
+			{"another node", []*leasepb.HandOffPart{{Head: head(2, 3, 2), End: true}}, codes.FailedPrecondition, false, false},
+			{"a later view", []*leasepb.HandOffPart{{Head: head(2, 1, 9)}}, codes.OK, true, false},
+			{"not the owner of before", []*leasepb.HandOffPart{{Head: head(3, 1, 2)}}, codes.OK, false, false},
+			{"a view that is over", []*leasepb.HandOffPart{{Head: head(2, 1, 1)}}, codes.OK, false, true},
+			{"slow", []*leasepb.HandOffPart{{Head: head(2, 1, 2)}}, codes.DeadlineExceeded, false, false},
+			{"whole", []*leasepb.HandOffPart{{Head: head(2, 1, 2), Buckets: []*leasepb.HandedBucket{bucket}}, {End: true, Count: 1}}, codes.OK, false, true},
+			{"again", []*leasepb.HandOffPart{{Head: head(2, 1, 2)}}, codes.OK, false, true},
 		} {
 			s, err := leasepb.NewLeaseClient(cc).HandOff(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, p := range c.parts {
-				_ = s.Send(p) // CloseAndRecv says what came of it
+				_ = s.Send(p) // what came of it is in the answer
 			}
-			r, err := s.CloseAndRecv()
-			if status.Code(err) != c.want || r.GetLater() != c.later || r.GetAccepted() {
-				t.Errorf("%s: %v, %v", name, r, err)
+			r := new(leasepb.HandOffResponse) // and comes, though the sender has not closed its side
+			err = s.RecvMsg(r)
+			if status.Code(err) != c.want || r.GetLater() != c.later || r.GetAccepted() != c.accepted {
+				t.Errorf("%s: %v, %v", c.name, r, err)
 			}
+			_ = s.CloseSend()
 		}
 	})
 }

@@ -339,6 +339,15 @@ func (o *Owner) HandedOff(partition uint32, epoch uint64) {
 	})
 }
 
+// Awaits says by the head of a hand-off whether Accept would look at its buckets.
+func (o *Owner) Awaits(h *Handoff) bool {
+	if o.view == nil || h.Epoch > o.view.Epoch || h.To != o.cfg.Self || uint64(h.Partition) >= uint64(len(o.parts)) || h.Nothing {
+		return false
+	}
+	x := &o.parts[h.Partition]
+	return x.since == h.Epoch && x.from == h.From && h.From != 0 && !x.accepted && !x.started
+}
+
 // Accept takes over a partition from its owner of before: once, before anything was granted of it
 // in this epoch. It returns true also for a repetition of what it accepted, and for one that it will
 // never have a use for, so that the sender can forget it. False: not now.
