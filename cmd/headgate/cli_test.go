@@ -658,7 +658,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the answer", func() bool { return strings.Contains(out.String(), "Ctrl-C stops all.") })
-	contains(t, out.String(), "simulated vLLM: http://", "gateway http://", "API key:        hg_test_", "curl -N http://", "Tokens left this minute at this node: ")
+	contains(t, out.String(), "simulated vLLM: http://", "gateway http://", "API key:        hg_test_", "curl -N http://", "Tokens left this minute in all: ")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}

@@ -276,7 +276,7 @@ func proof(ctx context.Context, out io.Writer, nodes []*demoNode, key, token str
 	if err := printAnswer(out, resp); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n\nTokens left this minute at this node: %s of %s. Ctrl-C stops all.\n", resp.Header.Get("X-Ratelimit-Remaining-Tokens"), resp.Header.Get("X-Ratelimit-Limit-Tokens"))
+	fmt.Fprintf(out, "\n\nTokens left this minute in all: %s of %s. Ctrl-C stops all.\n", resp.Header.Get("X-Ratelimit-Remaining-Tokens"), resp.Header.Get("X-Ratelimit-Limit-Tokens"))
 	return nil
 }
 
