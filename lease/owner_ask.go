@@ -93,8 +93,9 @@ func (o *Owner) decide(at Instant, q *question, first bool) {
 			return
 		}
 	}
-	if !o.open(at, q) {
-		o.decided(at, q, TableFull, 0)
+	if why := o.open(at, q); why != 0 {
+		o.closeUnused(at, q)
+		o.decided(at, q, why, 0)
 		return
 	}
 	by, taken := o.try(at, q)
@@ -138,25 +139,32 @@ func (o *Owner) may(at Instant, epoch uint64, c *AskCharge) bool {
 	return at.Wall != 0 || !byWall(&c.Limit) // a wall clock that nobody trusts opens no window
 }
 
-// open finds or makes the buckets and brings them to now.
-func (o *Owner) open(at Instant, q *question) bool {
+// open finds or makes the buckets and brings them to now; else it says why not. A policy that comes to place a
+// limit by its users, or ceases to, moves its buckets with what is spent of them; one that is just being handed
+// over is to come to its next owner first.
+func (o *Owner) open(at Instant, q *question) (refused int) {
 	q.fresh = 0
 	for i := range q.ask.Charges {
 		c := &q.ask.Charges[i]
 		b, id := o.find(&c.Key)
-		if b == nil {
+		switch {
+		case b == nil:
 			if int(o.table.live) >= o.cfg.MaxBuckets && !o.makeRoom(at, q.ids[:i]) {
-				o.closeUnused(at, q)
-				return false
+				return TableFull
 			}
 			b, id = o.make(&c.Key, o.intern(&c.Limit), c.Partition, at)
 			q.fresh |= 1 << i
+		case b.partition == c.Partition:
+		case uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0:
+			return NotOwner
+		default:
+			b.partition = c.Partition
 		}
 		q.buckets[i], q.ids[i] = b, id
 		o.touch(at, b)
 		o.supersede(at, id, b, &c.Limit)
 	}
-	return true
+	return 0
 }
 
 // makeRoom forgets buckets that may be forgotten, but none of those that are in use just now.

@@ -101,3 +101,45 @@ func TestOwnerRecallsForAllThatWait(t *testing.T) {
 		t.Errorf("%d of 5 decided after %d rounds", decided, rounds)
 	}
 }
+
+// TestOwnerMovesBucketsWithTheirHome: a limit that comes to be placed by its users moves, and is no second,
+// full one; it goes to the next owner of the partition that it is in.
+func TestOwnerMovesBucketsWithTheirHome(t *testing.T) {
+	d := newDuo(t, &oneSize{})
+	spread := func(epoch uint64, owners ...int32) *View {
+		v := viewOf(epoch, owners...)
+		v.Place = func(home string) uint32 { return uint32(len(home) - 1) } // "a", and "a" with a user
+		return v
+	}
+	d.step(spread(2, 0, 0, 0))
+	d.later(2e9)
+	k := limiter.Key{Tenant: "a", Limit: "tokens", Subject: "u"}
+	l := limiter.Limit{Rate: limiter.Rate{Count: 1, Per: 1e9}, Burst: 50}
+	ask := func(id uint64, partition uint32, cost int64) AskDecision {
+		a := Ask{ID: id, Charges: []AskCharge{{Bucket: Bucket{partition, k}, Limit: l, Cost: cost}}}
+		r := d.say(1, 0, nil, a)
+		if len(r.Decisions) != 1 {
+			t.Fatalf("%+v", r)
+		}
+		return r.Decisions[0]
+	}
+	level := func() int64 { return d.o[1].AllLevels(d.at)[0].Level }
+	had := int64(2) // since the end of the takeover wait, at most
+	if x := ask(1, 0, 0); x.Refused != -1 {
+		t.Fatalf("%+v", x)
+	}
+	d.later(40e9)
+	if x := ask(2, 0, 40); x.Refused != -1 {
+		t.Fatalf("%+v", x)
+	}
+	if x := ask(3, 2, had+1); x.Refused != 0 || level() > had {
+		t.Errorf("%+v and a level of %d: what was spent is forgotten", x, level())
+	}
+	d.step(spread(3, 0, 0, 1))
+	if hs := d.o[1].HandOffs(d.at); len(hs) != 1 || hs[0].Partition != 2 || len(hs[0].Buckets) != 1 {
+		t.Errorf("handed over %+v", hs)
+	}
+	if x := ask(4, 0, 1); x.Refused != NotOwner {
+		t.Errorf("decided %+v on a bucket that is being handed over", x)
+	}
+}

@@ -324,7 +324,7 @@ func handedOf(b *leasepb.HandedBucket) (HandedBucket, error) {
 	c.that(b.GetBucket() != nil, "bucket")
 	c.that(len(b.GetState()) <= maxState, "state")
 	c.that(len(b.GetBucket().GetTenant())+len(b.GetBucket().GetLimit())+len(b.GetBucket().GetSubject()) <= maxKey, "key") // as an owner has them
-	c.that(b.GetDrawn() >= -wireTotal && b.GetDrawn() <= wireTotal, "drawn") // below zero: a debt
+	c.that(b.GetDrawn() >= -wireTotal && b.GetDrawn() <= wireTotal, "drawn")                                              // below zero: a debt
 	out := HandedBucket{
 		Key: c.key(b.GetBucket()), Limit: c.limit(b.GetLimit()), State: b.GetState(), Drawn: b.GetDrawn(), Block: b.GetBlock(),
 		Series: checked(&c, b.GetSeries(), maxHeldSeries, "series", c.handedSeries),
