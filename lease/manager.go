@@ -95,7 +95,7 @@ type Manager struct {
 	life      context.Context // of what Run started; nil before
 	lines     map[uint64]*line
 	served    map[uint64]*served // streams of holders to the owner in this process
-	shuts     map[uint32]*shut
+	shuts     map[shutKey]*shut
 	shutCount atomic.Int64
 	view      *View
 	changed   chan struct{} // closed and replaced when a Step, a Started or a hand-off changed whom to ask
@@ -117,7 +117,7 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		ended: make(chan struct{}), soon: make(chan struct{}, 1), keep: make(chan struct{}, 1), moved: make(chan struct{}, 1),
-		lines: map[uint64]*line{}, served: map[uint64]*served{}, shuts: map[uint32]*shut{}, draws: map[drawKey]bool{},
+		lines: map[uint64]*line{}, served: map[uint64]*served{}, shuts: map[shutKey]*shut{}, draws: map[drawKey]bool{},
 		nextTick: never, changed: make(chan struct{}), handed: make(chan struct{}), heard: make(chan struct{}, 1), handing: map[handKey]bool{}, taking: map[uint32]bool{},
 	}
 	var err error
@@ -373,8 +373,8 @@ func (m *Manager) assess() {
 			out[l.to.Name] = true
 		}
 	}
-	for p := range m.shuts {
-		out[cmp.Or(m.view.OwnerOf(p).Name, "nobody")] = true
+	for key := range m.shuts {
+		out[cmp.Or(m.view.OwnerOf(key.partition).Name, "nobody")] = true
 	}
 	if len(out) == 0 {
 		m.degraded.Store(nil)
@@ -408,7 +408,7 @@ func (m *Manager) Where(c *limiter.Charge) (owner string, held int64, away strin
 	switch l := m.lines[to.Incarnation]; {
 	case l != nil && l.broken.Load():
 		away = "node " + to.Name + " does not answer"
-	case m.shuts[b.Partition] != nil:
+	case m.shuts[shutKey{b.Partition, kindOf(c)}] != nil:
 		away = "node " + to.Name + " may not grant yet"
 	}
 	return to.Name, held, away

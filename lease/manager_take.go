@@ -19,9 +19,42 @@ const (
 	maxOwnersAsked = 4 * limiter.MaxCharges
 )
 
-// shut is a partition whose owner has not granted for a whole budget: charges on it fail at once, but
-// for one try in a while. A new view opens it.
+// shut is a partition whose owner has not granted charges of a kind for a whole budget: such charges on it
+// fail at once, but for one try in a while. A new view opens it.
 type shut struct{ until int64 }
+
+// shutKey names one.
+type shutKey struct {
+	partition uint32
+	kind      chargeKind
+}
+
+// chargeKind is by what an owner may be kept from granting.
+type chargeKind uint8
+
+const (
+	anyCharge  chargeKind = iota // by nothing but what keeps it from granting at all
+	wallCharge                   // by a wall clock in doubt
+	slotCharge                   // by slots that others may have
+)
+
+func kindOf(c *limiter.Charge) chargeKind {
+	switch {
+	case c.Limit.Algorithm == limiter.Semaphore:
+		return slotCharge
+	case byWall(c.Limit):
+		return wallCharge
+	}
+	return anyCharge
+}
+
+// kind is that of the charge that an owner may be kept from granting longest.
+func (t *taking) kind(which uint32) (kind chargeKind) {
+	for w := which; w != 0; w &= w - 1 {
+		kind = max(kind, kindOf(&t.cs[bits.TrailingZeros32(w)]))
+	}
+	return kind
+}
 
 // Take charges all of cs or none. It returns -1 if all was charged; otherwise nothing was, and it
 // returns the index of a refusing charge, or TableFull. ds[i] is what decided cs[i], and By says
@@ -155,7 +188,8 @@ func (t *taking) ask(to Member, partition, which uint32) (refused int, reached b
 	if !alone && t.left() == 0 {
 		return -1, false
 	}
-	try, fresh := t.m.mayTry(partition)
+	key := shutKey{partition, t.kind(which)}
+	try, fresh := t.m.mayTry(key)
 	for tries := 0; try && tries < maxTries; tries++ {
 		refused, open, out := -1, which, outAgain
 		l := t.m.self
@@ -168,7 +202,7 @@ func (t *taking) ask(to Member, partition, which uint32) (refused int, reached b
 		which = open
 		switch {
 		case out == outDecided:
-			t.m.granted(partition)
+			t.m.granted(key)
 			return refused, true
 		case out == outSilent:
 			t.noteLent(l, which)
@@ -182,7 +216,7 @@ func (t *taking) ask(to Member, partition, which uint32) (refused int, reached b
 		}
 	}
 	if fresh {
-		t.m.shutOff(partition)
+		t.m.shutOff(key)
 	}
 	return -1, false
 }
@@ -368,13 +402,13 @@ func (t *taking) pause(tries int) bool {
 }
 
 // mayTry says whether to ask the owner of a partition at all, and whether it is not known to be shut.
-func (m *Manager) mayTry(partition uint32) (try, fresh bool) {
+func (m *Manager) mayTry(key shutKey) (try, fresh bool) {
 	if m.shutCount.Load() == 0 {
 		return true, true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := m.shuts[partition]
+	s := m.shuts[key]
 	if s == nil {
 		return true, true
 	}
@@ -387,13 +421,13 @@ func (m *Manager) mayTry(partition uint32) (try, fresh bool) {
 }
 
 // granted opens a partition again.
-func (m *Manager) granted(partition uint32) {
+func (m *Manager) granted(key shutKey) {
 	if m.shutCount.Load() == 0 {
 		return
 	}
 	m.mu.Lock()
-	_, was := m.shuts[partition]
-	delete(m.shuts, partition)
+	_, was := m.shuts[key]
+	delete(m.shuts, key)
 	m.shutCount.Store(int64(len(m.shuts)))
 	m.mu.Unlock()
 	if was {
@@ -401,10 +435,10 @@ func (m *Manager) granted(partition uint32) {
 	}
 }
 
-// shutOff notes that the owner of a partition may not grant.
-func (m *Manager) shutOff(partition uint32) {
+// shutOff notes that the owner of a partition may not grant charges of a kind.
+func (m *Manager) shutOff(key shutKey) {
 	m.mu.Lock()
-	m.shuts[partition] = &shut{until: m.cfg.Clock().Now + int64(shutProbe)}
+	m.shuts[key] = &shut{until: m.cfg.Clock().Now + int64(shutProbe)}
 	m.shutCount.Store(int64(len(m.shuts)))
 	m.mu.Unlock()
 	m.assess()

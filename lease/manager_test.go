@@ -641,6 +641,31 @@ func TestManagerOwnerWithoutViewLease(t *testing.T) {
 	})
 }
 
+// TestManagerShutsByKind: an owner that may not lend slots yet, since a member has not rolled, serves all else.
+func TestManagerShutsByKind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		w.step(w.nodes, 0, 1, 2, 0)
+		time.Sleep(2 * time.Second)
+		w.nodes[2].kill()
+		w.step(w.nodes, 1, 1, 2, 0) // partition 0 goes to n2; n3 is a member still
+		time.Sleep(100 * time.Millisecond)
+		slots := chargeOn("0slots", &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 8}, 1)
+		slots.Key.Limit = "slots"
+		for i := range 20 {
+			if i%5 == 0 {
+				if ok, d := w.nodes[0].take(slots); ok || d.By != limiter.ByDeny {
+					t.Fatalf("slots: %v by %v", ok, d.By)
+				}
+			}
+			if ok, d := w.nodes[0].take(chargeOn(fmt.Sprint("0acme", i), slow(), 40)); !ok {
+				t.Errorf("tenant %d is refused by %v", i, d.By)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+}
+
 // TestManagerLeaves: a node that leaves in order takes nothing with it, and nobody waits.
 func TestManagerLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
