@@ -752,7 +752,7 @@ func (q *request) end(actual []int64, do func()) {
 	do()
 	w.dirty = true
 	for _, x := range parts {
-		level, frozen := p.inHand(x.b)
+		level, state := p.inHand(x.b)
 		d := level - x.level
 		switch {
 		case d > 0:
@@ -764,24 +764,36 @@ func (q *request) end(actual []int64, do func()) {
 		}
 		switch {
 		case x.delta <= 0 || x.b.ideal == nil:
-		case frozen:
+		case state == leaseFrozen:
 			x.b.frozen = min(x.b.frozen+x.delta, x.b.refunds[0])
-		case level > 0: // the same: a unit may have come back and not show yet
+		case state == leaseLive: // a unit may have come back and not show yet: roundings are against the level
 			x.b.frozen = min(x.b.frozen+1, x.b.refunds[0])
 		}
 	}
 }
 
-// inHand is what this process could spend of a bucket, and whether it has a lease that it may spend
-// from again but not now.
-func (p *proc) inHand(b *bucket) (level int64, frozen bool) {
+const (
+	leaseNone = iota
+	leaseLive
+	leaseFrozen // it may be spent from again but not now
+)
+
+// inHand is what this process could spend of a bucket, and whether it has a lease of it.
+func (p *proc) inHand(b *bucket) (level int64, state int) {
 	for i, ls := 0, p.holder.Levels(b.key.Tenant); i < len(ls); i++ {
-		if ls[i].Key == b.key {
-			level += max(0, ls[i].Level)
-			frozen = frozen || ls[i].Left <= 0 && !ls[i].Dead
+		l := &ls[i]
+		if l.Key != b.key {
+			continue
+		}
+		level += max(0, l.Level)
+		switch {
+		case l.Left > 0 && (!l.Dead || l.Level > 0):
+			state = max(state, leaseLive)
+		case l.Left <= 0 && !l.Dead:
+			state = leaseFrozen
 		}
 	}
-	return level, frozen
+	return level, state
 }
 
 func (q *request) String() string {
