@@ -58,7 +58,7 @@ func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks, less bo
 	if b.limit.Durable() {
 		o.prefetch(at, id, b)
 	}
-	if hold > 0 && p.incarnation != o.cfg.Self && (less || o.leased(b, p, at)) {
+	if hold > 0 && (less || o.leased(b, p, at)) {
 		o.hold(at, id, b, p, hold)
 	}
 }
@@ -202,7 +202,7 @@ func far(is, should int64) bool {
 
 // hold refuses all further asks of a peer for a while: what its lease brings is its part. In how long
 // a typical cost conforms is the bucket's truth, however long that while is; where nobody else asks it
-// is the end of it. (The process itself asks for nothing but a call: it is never refused like that.)
+// is the end of it.
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	level, cost, whole := o.level(at, id, b), int64(1), false
 	if i := o.live(b, p, at); i != 0 {

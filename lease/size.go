@@ -55,8 +55,8 @@ const (
 	// sizeHorizon is what a lease is sized for: a keep-alive and the way of its answer.
 	sizeHorizon = 0.3 // s
 	// sizeSpread is how many standard deviations of the demand over a horizon a lease has on top of it,
-	// where the level is ample, and where it is scarce.
-	sizeSpread, sizeSpreadScarce = 3, 0.5
+	// where the level is ample.
+	sizeSpread = 3
 	// sizeMost is the part of the burst that all leases' depths may take: the rest is where the refill
 	// goes, and what asks of holders without a lease are served from.
 	sizeMost = 0.75
@@ -163,16 +163,14 @@ func (c *crowd) worth(h *SightHolder, demand float64) bool {
 
 // want is what a holder would need for itself, in units.
 func (c *crowd) want(h *SightHolder, demand float64) float64 {
-	need := demand * c.affordable * sizeHorizon
-	spread := float64(sizeSpread)
+	need := demand * c.affordable
 	if c.scarce {
-		spread = sizeSpreadScarce
+		// What comes in from one keep-alive to the next, so that it does for all: with more, who comes after a
+		// longer pause of the others takes what was theirs.
+		return max(need*KeepEvery.Seconds(), 1.5*float64(h.Cost))
 	}
-	need += spread * math.Sqrt(2*need*float64(h.Cost))
-	if c.scarce {
-		need = max(need, 1.5*float64(h.Cost))
-	}
-	return need
+	need *= sizeHorizon
+	return need + sizeSpread*math.Sqrt(2*need*float64(h.Cost))
 }
 
 // Size is documented with Sizer.
@@ -206,7 +204,7 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 		return share, depth, grant, seconds(sizeHorizon)
 	}
 	if !c.worth(h, demand) || target < least {
-		if c.scarce {
+		if c.scarce && !c.alone(h) {
 			refuse = c.pause()
 		}
 		return 0, 0, 0, refuse
@@ -222,7 +220,7 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	// Depth beyond what is granted needs room in the burst; without it the owner's own level would go.
 	room := max(0, c.burst-c.level-float64(s.Outstanding))
 	depth = int64(min(target, float64(h.Depth)+room+give))
-	if c.scarce {
+	if c.scarce && !c.alone(h) {
 		refuse = seconds(sizeHorizon)
 	}
 	return c.lend(s, h, part), depth, int64(give), refuse
@@ -240,6 +238,10 @@ func (c *crowd) lend(s *Sight, h *SightHolder, part float64) uint32 {
 	left := float64(ShareOne-min(s.Share, ShareOne)) + float64(h.Share)
 	return uint32(max(0, min(share*ShareOne, left)))
 }
+
+// alone says that a holder in the owner's process has no rival: it may ask whenever it likes, which
+// takes nothing from anybody and makes each decision exact. Otherwise it waits for its part as all do.
+func (c *crowd) alone(h *SightHolder) bool { return h.Self && c.active <= 1 }
 
 // whole lends the rate to the only holder, while the level is scarce and then as long as it wants more
 // than half of the rate. With the rate goes the whole burst: what a lease is too full for is lost. In the

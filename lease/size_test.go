@@ -40,7 +40,8 @@ func TestTopup(t *testing.T) {
 		{"a small bucket is decided exactly", sight(gcra(10, 10), 9, askingOf(4, 0, 0), askingOf(5, 0, 0)), false, false, false},
 		{"but not where the crowd is far too large", sight(gcra(10, 10), 1, askingOf(40, 0, 0), askingOf(50, 0, 0)), false, true, true},
 		{"the only holder of a scarce bucket has it all", sight(gcra(100, 1000), 10, askingOf(200, 20, 0)), true, true, true},
-		{"the owner's own process asks", sight(gcra(100, 1000), 10, self), false, true, true},
+		{"the owner's own process asks", sight(gcra(100, 1000), 10, self), false, true, false},
+		{"but waits for its part where others ask", sight(gcra(100, 1000), 10, self, askingOf(100, 20, 5)), false, true, true},
 		{"nobody asks", sight(gcra(100, 1000), 1000, askingOf(0, 0, 0)), false, false, false},
 	} {
 		share, depth, grant, refuse := Topup{}.Size(c.s, 0)

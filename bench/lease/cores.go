@@ -17,10 +17,12 @@ const (
 type cores struct {
 	w       *world
 	sizer   lease.Sizer // nil: the default
+	inside  bool        // the first holder is in the owner's process, and asks by a call
 	limit   limiter.Limit
 	owner   *lease.Owner
 	holders []*node
-	due     int64 // of the owner's next tick
+	self    uint64 // the owner's incarnation
+	due     int64  // of the owner's next tick
 }
 
 // node is one holder and what it waits for.
@@ -59,12 +61,18 @@ func (s *cores) instant() lease.Instant {
 func (s *cores) start(w *world) {
 	s.w, s.limit, s.due = w, w.Limit, -1
 	s.limit.Revision = 1
-	view := &lease.View{Epoch: 1, Owners: []int32{0}, Place: func(string) uint32 { return 0 }}
-	view.Members = append(view.Members, lease.Member{Name: "owner", Incarnation: ownerName})
-	for i := range w.Holders {
-		view.Members = append(view.Members, lease.Member{Name: "holder", Incarnation: firstHolder + uint64(i)})
+	s.self = ownerName
+	if s.inside {
+		s.self = firstHolder
 	}
-	s.owner = lease.NewOwner(lease.OwnerConfig{Self: ownerName, Rights: rights{}, Sizer: s.sizer})
+	view := &lease.View{Epoch: 1, Owners: []int32{0}, Place: func(string) uint32 { return 0 }}
+	view.Members = append(view.Members, lease.Member{Name: "owner", Incarnation: s.self})
+	for i := range w.Holders {
+		if h := firstHolder + uint64(i); h != s.self {
+			view.Members = append(view.Members, lease.Member{Name: "holder", Incarnation: h})
+		}
+	}
+	s.owner = lease.NewOwner(lease.OwnerConfig{Self: s.self, Rights: rights{}, Sizer: s.sizer})
 	s.owner.Step(s.instant(), view)
 	for i := range w.Holders {
 		n := &node{index: i, waiting: make(map[uint64]*waiter)}
@@ -152,11 +160,12 @@ func (s *cores) exchange(n *node, done func()) {
 	for _, a := range n.asks {
 		n.waiting[a.ID].sent = epoch + s.w.now
 	}
-	r := n.holder.Request(ownerName, n.asks)
+	r := n.holder.Request(s.self, n.asks)
 	n.asks, n.woken = nil, false
-	s.w.after(delay, func() {
+	way := s.way(n)
+	s.w.after(way, func() {
 		answers := s.owner.Handle(s.instant(), r)
-		s.w.after(delay, func() {
+		s.w.after(way, func() {
 			s.receive(n, answers[0])
 			done()
 		})
@@ -165,11 +174,19 @@ func (s *cores) exchange(n *node, done func()) {
 	})
 }
 
+// way is how long a message takes from or to a holder.
+func (s *cores) way(n *node) int64 {
+	if s.inside && n.index == 0 {
+		return 0
+	}
+	return delay
+}
+
 func (s *cores) push(rs []*lease.Response) {
 	for _, r := range rs {
 		s.w.pushed++
 		n := s.holders[r.Holder-firstHolder]
-		s.w.after(delay, func() {
+		s.w.after(s.way(n), func() {
 			s.receive(n, r)
 			s.send(n)
 		})

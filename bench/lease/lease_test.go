@@ -106,3 +106,38 @@ func TestShortBursts(t *testing.T) {
 		}
 	}
 }
+
+// TestInside: a holder in the owner's process, which asks by a call, has no more than its part of what
+// is scarce.
+func TestInside(t *testing.T) {
+	for _, load := range []float64{0.9, 2, 10} {
+		c := Cell{
+			Name: "50 requests/s", Mean: 1, Holders: 3, Load: load, Seed: 1,
+			Limit: limiter.Limit{Rate: limiter.Rate{Count: 50, Per: time.Second}, Burst: 50},
+		}
+		var s *cores
+		r := measure(c, entrant{headgate, func(*Cell) contender {
+			s = &cores{inside: true}
+			return s
+		}})
+		var admitted, asked [3]float64
+		all := 0.0
+		for i, f := range s.w.fate {
+			h := s.w.demand[i].holder
+			asked[h]++
+			if f.admitted {
+				admitted[h]++
+				all++
+			}
+		}
+		for h := range admitted {
+			part := (admitted[h] / all) / (asked[h] / float64(len(s.w.fate)))
+			if part < 0.7 || part > 1.3 {
+				t.Errorf("load %v: holder %d has %.2f of its part", load, h, part)
+			}
+		}
+		if r.Over > 0 || r.Admitted < 0.985 || load < 1 && r.Admitted < 0.999 {
+			t.Errorf("load %v: over %v, admitted %v", load, r.Over, r.Admitted)
+		}
+	}
+}
