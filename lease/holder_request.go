@@ -279,8 +279,9 @@ func (h *Holder) rearm(s *tab, c *cell, p *lender, now int64, came bool) {
 }
 
 // Decided takes an owner's decision on the charges in which, after Handle of the Response that brought
-// it. sent is the reading before the request with the Ask was sent. Not ok: it came too late, or from
-// nobody who was asked: nothing is held of which. Otherwise refused is -1 (all of which are held; a
+// it. sent is the reading before the request with the Ask was sent. Not ok: it came too late, from
+// nobody who was asked, or a slot that came with it is taken here already: nothing is held of which, and
+// the owner may be asked again. Otherwise refused is -1 (all of which are held; a
 // shadow charge perhaps not), the index in cs of the refusing charge, TableFull or NotOwner (then
 // nothing of which is held). A decision on a peek only fills ds.
 func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent int64, ds []limiter.Decision) (refused int, ok bool) {
@@ -318,13 +319,12 @@ func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent
 	}
 	for k, i := range order {
 		if !h.hold(&cs[i], a.owner, &d.Charges[k], at) {
-			// Somebody here was faster with the slot.
-			ds[i].Admitted, ds[i].RetryAfter = false, limiter.Never
+			// Somebody here was faster with the slot: the owner may have another.
 			for _, j := range order[:k] {
 				h.giveDirect(&cs[j])
 			}
 			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:], at.Now)
-			return i, true
+			return NotOwner, false
 		}
 	}
 	return -1, true
