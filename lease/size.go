@@ -223,6 +223,9 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	if c.scarce && !c.alone(h) {
 		refuse = seconds(sizeHorizon)
 	}
+	if depth == 0 {
+		return 0, 0, 0, refuse
+	}
 	return c.lend(s, h, part), depth, int64(give), refuse
 }
 
