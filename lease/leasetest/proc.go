@@ -614,6 +614,7 @@ func (q *request) next() {
 
 func (q *request) decided(d *lease.AskDecision) {
 	p, w := q.p, q.p.w
+	before := p.holder.Stats()
 	refused, ok := p.holder.Decided(q.cs, q.which, d, q.sent.Now, q.ds)
 	w.dirty = true
 	switch {
@@ -625,13 +626,15 @@ func (q *request) decided(d *lease.AskDecision) {
 		return
 	case !ok:
 		w.stats.Void++
+		if after := p.holder.Stats(); d.Refused == -1 && after.Void == before.Void && after.Rejected == before.Rejected {
+			q.giveBack(d)
+			q.cancel("is admitted with a slot that somebody else here took")
+			return
+		}
 		q.cancel("is decided too late, or by an owner of before")
 		return
 	case refused != -1:
 		w.stats.Refused++
-		if d.Refused == -1 { // a slot went to somebody else here: what the owner took goes back to it
-			q.giveBack(d)
-		}
 		q.cancel(fmt.Sprintf("is refused (%d)", refused))
 		return
 	}
@@ -645,7 +648,7 @@ func (q *request) decided(d *lease.AskDecision) {
 	q.next()
 }
 
-// giveBack notes what is to come back of what an owner took and nothing came of.
+// giveBack notes what is to come back of what an owner took where a slot that it lent for the same request is gone.
 func (q *request) giveBack(d *lease.AskDecision) {
 	n := 0
 	for i, b := range q.bs {
