@@ -256,7 +256,10 @@ func (j *judge) reported(p *proc, truth int64, r *lease.Request, answer *lease.R
 
 // accepted enters what was told early of the series that a hand-off names.
 func (j *judge) accepted(p *proc, truth int64, h *lease.Handoff) {
-	p.knows[h.Partition], p.rights.waited[h.Partition] = true, false
+	p.knows[h.Partition] = true
+	if p.rights.since[h.Partition] == h.Epoch {
+		p.rights.waited[h.Partition] = false
+	}
 	for i := range p.early {
 		rep := &p.early[i]
 		for _, b := range h.Buckets {
