@@ -23,6 +23,10 @@ func (h *Holder) Handle(r *Response) {
 	}
 	h.sort()
 	f := p.land(r.Answers)
+	// Before there is a session, too: who holds nothing of an owner has none with it, and is asked all the same.
+	if r.RollWanted > 0 && r.Epoch <= h.view.Load().Epoch {
+		h.rollAgain(p, r.RollWanted)
+	}
 	if r.Session == 0 {
 		return
 	}
@@ -40,9 +44,6 @@ func (h *Holder) Handle(r *Response) {
 	}
 	for len(p.rolls) > 0 && r.RollTaken >= p.rolls[0].Epoch && r.RollTaken <= h.view.Load().Epoch {
 		p.rolls = p.rolls[1:]
-	}
-	if r.RollWanted > 0 && r.Epoch <= h.view.Load().Epoch {
-		h.rollAgain(p, r.RollWanted)
 	}
 	h.returnDetached(p, r, at.Now)
 	for i := range r.Leases {

@@ -769,6 +769,17 @@ func TestHolderHearsOfAClosedSeriesAgain(t *testing.T) {
 	}
 }
 
+// TestHolderRollsForAnOwnerOfWhomItHoldsNothing: there is no session between them, and it is asked all the same.
+func TestHolderRollsForAnOwnerOfWhomItHoldsNothing(t *testing.T) {
+	s := newStand(t, 0)
+	s.step(2, ownerA, ownerA)
+	s.pass(againAfter)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 2, RollWanted: 2})
+	if q := s.h.Request(ownerA, nil); q.Roll == nil || q.Roll.Epoch != 2 {
+		t.Fatalf("it rolls %+v", q.Roll)
+	}
+}
+
 func TestHolderRollsAgainForAnOwnerThatSkippedAView(t *testing.T) {
 	s := newStand(t, 0)
 	s.answer(ownerA, 1, slotLease(5, 1, 8, 8))

@@ -26,6 +26,7 @@ func (w *world) draw(from uint64, d lease.Draw) {
 		w.blocks[d.Key] = b
 	}
 	if d.Limit.Revision > b.limit.Revision {
+		b.advance(w.now)
 		b.limit = d.Limit // of the same period: what is owed stays
 	}
 	a, known := b.answers[from]
@@ -42,7 +43,8 @@ func (w *world) draw(from uint64, d lease.Draw) {
 	w.send(packet{from: ledgerID, to: from, drawn: &a})
 }
 
-func (b *blocks) grant(now int64, d *lease.Draw) lease.Drawn {
+// advance brings it to now by the limit that was in force until then.
+func (b *blocks) advance(now int64) {
 	per := int64(b.limit.Rate.Per)
 	if b.limit.Algorithm == limiter.FixedWindow {
 		if w := (epoch + now) / per; w > b.window {
@@ -52,6 +54,11 @@ func (b *blocks) grant(now int64, d *lease.Draw) lease.Drawn {
 		b.owed = max(b.owed-(now-b.last)*b.limit.Rate.Count, b.outstanding*per, 0)
 	}
 	b.last = now
+}
+
+func (b *blocks) grant(now int64, d *lease.Draw) lease.Drawn {
+	per := int64(b.limit.Rate.Per)
+	b.advance(now)
 	b.owed = max(b.owed+max(0, d.Debt)*per-min(d.Returned, b.outstanding)*per, 0)
 	a := lease.Drawn{Bucket: d.Bucket, N: d.N, Window: b.window}
 	level := b.limit.Capacity() - (b.owed+per-1)/per
