@@ -772,7 +772,12 @@ func TestHolderHearsOfAClosedSeriesAgain(t *testing.T) {
 // TestHolderRollsForAnOwnerOfWhomItHoldsNothing: there is no session between them, and it is asked all the same.
 func TestHolderRollsForAnOwnerOfWhomItHoldsNothing(t *testing.T) {
 	s := newStand(t, 0)
+	first := s.h.Request(ownerA, nil)
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Answers: first.Seq, Session: 1, Left: 1e9, RollTaken: 1})
 	s.step(2, ownerA, ownerA)
+	if q := s.h.Request(ownerA, nil); q.Roll != nil {
+		t.Fatalf("it owes %+v", q.Roll)
+	}
 	s.pass(againAfter)
 	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 2, RollWanted: 2})
 	if q := s.h.Request(ownerA, nil); q.Roll == nil || q.Roll.Epoch != 2 {
