@@ -214,19 +214,22 @@ func (p *pilot) step(ctx context.Context) {
 }
 
 func (p *pilot) make(ctx context.Context, c change) error {
-	var future raft.Future
-	switch r := p.l.raft; {
-	case c.remove:
+	if c.remove {
 		if err := p.l.mayRemove(c.server.ID); err != nil {
 			return err
 		}
-		future = r.RemoveServer(c.server.ID, 0, forwardWithin)
-	case c.server.Suffrage == raft.Voter:
-		future = r.AddVoter(c.server.ID, c.server.Address, 0, forwardWithin)
-	default:
-		future = r.AddNonvoter(c.server.ID, c.server.Address, 0, forwardWithin)
 	}
-	if err := await(ctx, future); err != nil {
+	err := p.l.submit(ctx, func() raft.Future {
+		switch r := p.l.raft; {
+		case c.remove:
+			return r.RemoveServer(c.server.ID, 0, forwardWithin)
+		case c.server.Suffrage == raft.Voter:
+			return r.AddVoter(c.server.ID, c.server.Address, 0, forwardWithin)
+		default:
+			return r.AddNonvoter(c.server.ID, c.server.Address, 0, forwardWithin)
+		}
+	})
+	if err != nil {
 		return err
 	}
 	p.l.logger.Info("the members of the ledger changed",

@@ -673,19 +673,6 @@ func (l *Ledger) drain() {
 	}
 }
 
-// await waits for the future or for ctx. What is left behind ends with the future: raft
-// answers each one at the latest when leadership is lost.
-func await(ctx context.Context, future raft.Future) error {
-	done := make(chan error, 1)
-	go func() { done <- future.Error() }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
 // ProposeLocal applies an encoded command that another node handed on. ErrNotLeader: nothing
 // was done, and leader is who may lead, if known. unknown: it may or may not be done.
 func (l *Ledger) ProposeLocal(ctx context.Context, command []byte) (result []byte, leader raft.ServerID, unknown bool, err error) {
@@ -750,7 +737,7 @@ func (l *Ledger) TransferLeadership(ctx context.Context) error {
 	if !l.IsLeader() || len(l.Voters()) < 2 {
 		return nil
 	}
-	if err := await(ctx, l.raft.LeadershipTransfer()); err != nil && l.IsLeader() {
+	if err := l.submit(ctx, l.raft.LeadershipTransfer); err != nil && l.IsLeader() {
 		return fmt.Errorf("handing over the lead of the ledger: %w", err)
 	}
 	return nil
@@ -765,7 +752,7 @@ func (l *Ledger) RemoveServer(ctx context.Context, id raft.ServerID) error {
 	if err := l.mayRemove(id); err != nil {
 		return err
 	}
-	if err := await(ctx, l.raft.RemoveServer(id, 0, forwardWithin)); err != nil {
+	if err := l.submit(ctx, func() raft.Future { return l.raft.RemoveServer(id, 0, forwardWithin) }); err != nil {
 		return fmt.Errorf("removing %s from the ledger: %w", id, err)
 	}
 	return nil
