@@ -27,15 +27,13 @@ const (
 	outDecided outcome = iota
 	outAgain           // it may not grant now, or the stream broke: another try may reach the one who does
 	outSilent          // it is out of reach
-	outTurn            // the answer before came: what it brought may cover the ask
 )
 
 // asking is an Ask on its way.
 type asking struct {
 	ask     Ask
 	lane    *lane
-	sent    int64 // the reading before the request with it was sent
-	seq     uint64
+	sent    int64              // the reading before the request with it was sent
 	heard   bool               // that request was answered: the ask is parked
 	decided chan askingOutcome // of one place; written once
 }
@@ -470,7 +468,7 @@ func (l *line) next() *Request {
 		return nil
 	}
 	for _, a := range as {
-		a.sent, a.seq = at, r.Seq
+		a.sent = at
 	}
 	l.sent = append(l.sent, sending{r.Seq, at, as})
 	return r

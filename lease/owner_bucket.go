@@ -254,7 +254,7 @@ func (o *Owner) advance(b *bucket, now int64) {
 		return // nothing comes back by itself
 	}
 	share, depth := o.sums(b)
-	if d := now - b.state.Last(); share > 0 && d > 0 && b.limit.Algorithm == limiter.GCRA {
+	if d := now - b.state.Newest(); share > 0 && d > 0 && b.limit.Algorithm == limiter.GCRA {
 		perNS := float64(b.limit.Rate.Count) / float64(b.limit.Rate.Per) / limiter.ShareOne
 		for i := b.first; i != 0; i = o.pool.at(i).next {
 			s := o.pool.at(i)
@@ -315,7 +315,7 @@ func (o *Owner) window(b *bucket, at Instant) uint32 {
 	if b.limit.Algorithm != limiter.FixedWindow || b.limit.Rate.Per < leastWindow || at.Wall <= 0 {
 		return 0
 	}
-	if w := max(at.Wall, b.state.Last()) / int64(b.limit.Rate.Per); w < math.MaxUint32 {
+	if w := max(at.Wall, b.state.Newest()) / int64(b.limit.Rate.Per); w < math.MaxUint32 {
 		return uint32(w)
 	}
 	return 0
@@ -339,13 +339,13 @@ func (o *Owner) slice(b *bucket, at Instant) uint32 {
 	case b.limit.Algorithm == limiter.FixedWindow && b.limit.Rate.Per >= leastWindow:
 		return o.window(b, at)
 	}
-	return uint32(max(at.Wall, b.state.Last()) / sliceOf(b.limit))
+	return uint32(max(at.Wall, b.state.Newest()) / sliceOf(b.limit))
 }
 
 // sliceBegan is when, by the wall clock, the slice began that a series of the bucket is of. False: it is of another
 // limit's.
 func (o *Owner) sliceBegan(b *bucket, s *series, at Instant) (wall int64, ok bool) {
-	now := max(at.Wall, b.state.Last()) / sliceOf(b.limit)
+	now := max(at.Wall, b.state.Newest()) / sliceOf(b.limit)
 	behind := int64(int32(uint32(now) - s.high))
 	return (now - behind) * sliceOf(b.limit), behind >= 0 && behind <= now
 }

@@ -225,7 +225,7 @@ func (o *Owner) creditPast(at Instant, b *bucket, s *series, units int64) {
 	case !ok:
 	case b.limit.Algorithm != limiter.SlidingLog:
 		b.limit.Adjust(&b.state, at.Wall, began, units)
-	case began+int64(b.limit.Rate.Per) > max(at.Wall, b.state.Last()):
+	case began+int64(b.limit.Rate.Per) > max(at.Wall, b.state.Newest()):
 		b.limit.Credit(&b.state, at.Wall, units, 0)
 	}
 }

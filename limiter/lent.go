@@ -139,20 +139,6 @@ func (l *Limit) Earned(share uint64, d int64) int64 {
 	return min(w.overUp(int64(l.Rate.Per)), math.MaxInt64)
 }
 
-// ShareFor is the share of the rate that brings units in per ns, rounded down, at most the whole.
-func (l *Limit) ShareFor(units, per int64) uint32 {
-	if l.Algorithm != GCRA || units <= 0 || per <= 0 {
-		return 0
-	}
-	// units/per over Count/Per, in ShareOnes: scaleUp rounds up, so one less where it did.
-	w := product(units, int64(l.Rate.Per)).scaleUp(ShareOne, per)
-	q, _ := w.over(l.Rate.Count)
-	if q >= ShareOne {
-		return ShareOne
-	}
-	return uint32(max(q-1, 0))
-}
-
 // Fill is how long the whole rate takes to bring units, rounded up; Never where there is no rate.
 func (l *Limit) Fill(units int64) time.Duration {
 	if l.Algorithm != GCRA {
@@ -160,6 +146,3 @@ func (l *Limit) Fill(units int64) time.Duration {
 	}
 	return time.Duration(product(max(units, 0), int64(l.Rate.Per)).overUp(l.Rate.Count))
 }
-
-// Last is the newest reading seen.
-func (s *State) Last() int64 { return s.last }
