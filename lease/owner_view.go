@@ -23,9 +23,10 @@ type part struct {
 	slotsAt int64 // before it no slots are lent: a process that left may have some
 }
 
-// open says whether this owner may grant for the partition now (V1, V4).
+// open says whether this owner may grant for the partition now (V1, V4). Rights that have gone on to a view that
+// the owner has not stepped to may be those of a later tenure, of whose beginning it knows nothing.
 func (x *part) open(o *Owner, at Instant, p uint32) bool {
-	if o.cfg.Rights.Left(at.Now, p) <= 0 {
+	if o.cfg.Rights.Left(at.Now, p) <= 0 || o.cfg.Rights.Lease(at.Now, o.view.Epoch) <= 0 {
 		return false
 	}
 	if !x.started {

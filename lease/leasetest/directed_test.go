@@ -153,3 +153,110 @@ func TestCrashLosesABlock(t *testing.T) {
 		}
 	}
 }
+
+// behind lets a own the partition again, as far as its rights know: it has not looked since it owned it before, and
+// its cores are where they were. b owned it meanwhile, and between() is what came of that.
+func (w *lab) behind(between func()) (a *proc) {
+	a, b := w.proc('a'), w.proc('b')
+	w.cut[a] = true
+	w.own(b, w.living()...)
+	w.stepAll()
+	between()
+	w.own(a, w.living()...)
+	w.stepAll()
+	w.lose()
+	w.cut[a] = false
+	a.stepPause = 2500 * ms
+	a.step(w.newest())
+	return a
+}
+
+// What an owner remembers from before a view that it skipped is nothing that anybody can have: from the step of its
+// rights to its own it answers nobody.
+func TestOwnerBehindItsRightsGivesNothing(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{}}, perSecond(1, 10))
+	b, c := w.proc('b'), w.proc('c')
+	w.take(c, 1)
+	w.flush()
+	a := w.behind(func() {
+		w.wait(5000 * ms)
+		w.take(c, 3)
+		w.flush()
+	})
+	if w.stats.Admitted != 2 {
+		t.Fatalf("%s admitted nothing in between", b.name)
+	}
+	w.wait(1100 * ms)
+	if a.rights.Left(a.clock.local(w.now), 0) == 0 || !a.lags() {
+		t.Fatal("a's cores do not lag behind rights that let it grant")
+	}
+	w.keep(c, a.inc)
+	w.take(c, 1)
+	w.flush()
+	if w.stats.Admitted != 2 {
+		t.Error("a admitted by what it knew of before")
+	}
+	w.run(w.now + 2000*ms)
+	w.passes(t)
+	w.wait(2000 * ms)
+	w.take(c, 1)
+	w.flush()
+	w.passes(t)
+	if w.stats.Admitted != 3 {
+		t.Error("a admits nothing after its step")
+	}
+}
+
+// Nor does time make it: what waits for a recall since before is not admitted by what has refilled by the old count.
+func TestParkedBehindItsRights(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{0, 1, 1}}, perSecond(10, 10))
+	c, d := w.proc('c'), w.proc('d')
+	w.take(c, 1)
+	w.flush()
+	w.keep(c, w.proc('a').inc)
+	w.flush()
+	w.park = 2000 * ms
+	w.take(d, 9)
+	w.deliver(0, false)
+	w.lose() // the recall, too
+	if n := w.proc('a').owner.Stats().Parked; n != 1 {
+		t.Fatalf("%d asks wait, want 1", n)
+	}
+	a := w.behind(func() {})
+	w.wait(1100 * ms)
+	w.wait(1100 * ms)
+	w.passes(t)
+	if !a.lags() || a.owner.Stats().Parked != 0 {
+		t.Error("the ask is not refused yet, or a has stepped")
+	}
+}
+
+// A debt that came before the hand-over is charged at the owner's reading of its clock, however long it pauses after
+// that: what the bucket gains by then it has.
+func TestEarlyDebtCountsAtTheReading(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{}}, perSecond(20, 10))
+	b, c := w.proc('b'), w.proc('c')
+	w.take(c, 1)
+	w.flush()
+	w.own(b, w.living()...)
+	w.stepAll()
+	handed := w.hold(func(m packet) bool { return m.handoff != nil })
+	w.settle(c, 3)
+	w.keep(c, b.inc)
+	w.flush()
+	if len(handed) != 1 || w.buckets[0].debts != 2 {
+		t.Fatalf("%d hand-offs, a debt of %d, want 1 and 2", len(handed), w.buckets[0].debts)
+	}
+	w.wait(250 * ms)
+	b.before = 245 * ms
+	w.late(handed...)
+	w.run(w.now + 300*ms)
+	w.passes(t)
+	if w.buckets[0].debts != 0 {
+		t.Error("b has not heard of the debt")
+	}
+	if n := w.drain(c); n != 10 {
+		t.Errorf("%d can be had, want all 10", n)
+	}
+	w.passes(t)
+}

@@ -198,7 +198,7 @@ func (j *judge) open(p *proc, id seriesID, partition uint32) {
 }
 
 func (j *judge) mayGrant(p *proc, at lease.Instant, partition uint32, did string) {
-	if p.rights.Left(at.Now, partition) == 0 {
+	if p.rights.Left(at.Now, partition) == 0 || p.lags() {
 		j.w.fail("%s %s of partition %d, of which it might not grant", p.name, did, partition)
 	}
 }
@@ -368,7 +368,8 @@ func (j *judge) gather(tenant string) {
 		if p.busy {
 			at = p.busyAt
 		}
-		for i, ls := 0, p.owner.Levels(at, tenant); i < len(ls); i++ {
+		// A core that its rights have left behind gives nothing until it has caught up: mayGrant sees to that.
+		for i, ls := 0, p.owner.Levels(at, tenant); i < len(ls) && !p.lags(); i++ {
 			if b := w.bucketOf(&ls[i].Key); b != nil && p.rights.Left(at.Now, b.partition(w)) > 0 && w.granters[b.partition(w)] == p {
 				s := &w.sums[b.index]
 				if b.inUse != nil && !j.lendsSlots(p, b.partition(w)) {
@@ -439,7 +440,7 @@ func (j *judge) spendable(b *bucket) {
 	s := &w.sums[b.index]
 	switch {
 	case b.ideal != nil:
-		if !s.known && w.granters[b.partition(w)] != nil {
+		if g := w.granters[b.partition(w)]; !s.known && g != nil && !g.lags() {
 			return // what an owner does not remember is full, or as its floor has it: seen once it is asked for
 		}
 		// Debts apart: what somebody can spend. With them: what the owner thinks that it is owed, too. Where no

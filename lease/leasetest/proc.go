@@ -45,6 +45,7 @@ type proc struct {
 	work      []ownerWork
 	busy      bool
 	busyAt    lease.Instant
+	readAt    int64 // by true time, the reading that the owner's work goes by
 	before    int64 // how long the next one pauses after it read the clock
 	after     int64 // and before it sends what it got
 	tick      int64 // when one is due, by true time; never
@@ -175,6 +176,9 @@ func (p *proc) step(v *lease.View) {
 	cores()
 }
 
+// lags says whether the cores have not stepped to the view of the rights yet.
+func (p *proc) lags() bool { return p.epoch < p.rights.epoch }
+
 // forgetEarly forgets what was told of partitions that have come or gone.
 func (p *proc) forgetEarly(v *lease.View) {
 	for part, since := range p.rights.since {
@@ -213,6 +217,7 @@ func (p *proc) pump() {
 		before, after := max(0, min(p.before, w.cfg.storm-w.now)), max(0, min(p.after, w.cfg.storm-w.now))
 		p.before, p.after = 0, 0
 		run := func() {
+			p.readAt = truth
 			outs := work.do(at)
 			r := work.request
 			if work.forged {
@@ -349,7 +354,7 @@ func (p *proc) receive(m packet) {
 			if ok && !h.Nothing && !p.knows[h.Partition] && (p.has(at, h) > before ||
 				p.rights.since[h.Partition] == h.Epoch && !p.rights.waited[h.Partition]) {
 				w.stats.HandOffs++
-				w.judge.accepted(p, w.now, h)
+				w.judge.accepted(p, p.readAt, h)
 			}
 			w.send(packet{from: p.inc, to: h.From, handedOff: &handedOff{h.Partition, h.Epoch}})
 			return nil
@@ -453,13 +458,12 @@ type request struct {
 func (p *proc) begin(do Take) {
 	w := p.w
 	q := &request{p: p, do: do, peek: do.Peek}
-	for i, c := range do.Charges {
+	for _, c := range do.Charges {
 		b := w.buckets[c.Bucket]
 		q.bs = append(q.bs, b)
 		q.cs = append(q.cs, limiter.Charge{
 			Key: b.key, Limit: p.node.limit[c.Bucket], Cost: c.Cost, Oversize: c.Oversize, Shadow: c.Shadow, Spread: b.spread,
 		})
-		_ = i
 	}
 	q.ds = make([]limiter.Decision, len(q.cs))
 	w.stats.Requests++
