@@ -27,6 +27,7 @@ var arrows = []arrow{
 	{"lease/leasepb", nil},
 	{"lease", []string{"limiter", "lease/leasepb"}},
 	{"lease/leasetest", []string{"limiter", "lease"}},
+	{"lease/budget", []string{"limiter"}},
 	{"cluster/ledger/ledgerpb", nil},
 	{"cluster/ledger", []string{"limiter", "cluster/ledger/ledgerpb"}},
 	{"cluster/clusterpb", nil},
@@ -36,11 +37,13 @@ var arrows = []arrow{
 	{"proxy/openai", nil},
 	{"proxy/admin", nil},
 	{"proxy/contentlog", nil},
+	{"proxy/journal/journalpb", nil},
+	{"proxy/journal", []string{"proxy/journal/journalpb"}},
 	{"proxy/upstream", []string{"limiter"}},
 	{"proxy/edge", []string{"limiter"}},
 	{"proxy", []string{"limiter", "proxy/..."}},
 	{"bench/...", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cmd/node", "bench/..."}},
-	{"cmd/node", []string{"limiter", "lease", "cluster/...", "proxy/..."}},
+	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/..."}},
 	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cmd/node", "bench/..."}},
 }
 
