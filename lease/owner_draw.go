@@ -48,8 +48,9 @@ type reservoir struct {
 	drawing bool
 	draw    Draw
 	// told is what the ledger counts as unspent here and at the holders. What comes back beyond it waits
-	// aside for the next draw to tell (telling): the ledger may have lent it to others already.
-	told, aside, telling int64
+	// aside for the next draw to tell (telling): the ledger may have lent it to others already. So much of that as
+	// the ledger is owed is not spent here: it goes back (owed).
+	told, aside, telling, owed int64
 }
 
 // blockOf is what part of a limit one block is at most: what a crash loses. blockFor is for how long a
@@ -83,7 +84,7 @@ func (o *Owner) left(at Instant, id uint32, b *bucket) int64 {
 	}
 	switch w := int64(o.window(b, at)); {
 	case r.window < w:
-		r.left, r.aside, r.telling, r.heard = min(r.left, 0), 0, 0, false
+		r.left, r.aside, r.telling, r.owed, r.heard = min(r.left, 0), 0, 0, 0, false
 	case r.window > w:
 		return min(r.left, 0) // the ledger's clock is ahead
 	}
@@ -110,7 +111,7 @@ func (o *Owner) takeReservoir(at Instant, id uint32, b *bucket, cost int64, over
 		d.RetryAfter = limiter.Never
 	default:
 		d.RetryAfter = drawSoon
-		if r.exhausted(at, min(cost, capacity)-max(0, left)) {
+		if r.exhausted(at, min(cost, capacity)-max(0, left)-r.aside) {
 			d.RetryAfter = max(drawSoon, time.Duration(r.retryAt-at.Now))
 		}
 	}
@@ -148,7 +149,7 @@ func (o *Owner) drawLeast(at Instant, id uint32, b *bucket, least int64) bool {
 	if r.drawing {
 		return true
 	}
-	if r.exhausted(at, least) || !o.parts[b.partition].open(o, at, b.partition) {
+	if r.exhausted(at, least-r.aside) || !o.parts[b.partition].open(o, at, b.partition) {
 		return false
 	}
 	left, capacity := o.left(at, id, b), b.limit.Capacity()
@@ -164,6 +165,23 @@ func (o *Owner) drawLeast(at Instant, id uint32, b *bucket, least int64) bool {
 	r.told = r.draw.Holding
 	o.drawing = append(o.drawing, id)
 	return true
+}
+
+// payBack returns to the ledger what it is owed of what came back.
+func (o *Owner) payBack(at Instant, id uint32, b *bucket) {
+	r := o.reservoir(id)
+	if r.owed == 0 || r.drawing || !o.parts[b.partition].open(o, at, b.partition) {
+		return
+	}
+	_, depth := o.sums(b)
+	o.draws++
+	r.drawing = true
+	r.draw = Draw{
+		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
+		Holding: max(0, o.left(at, id, b)) + depth, Returned: r.owed, Debt: max(0, -r.left),
+	}
+	r.told, r.owed = r.draw.Holding, 0
+	o.drawing = append(o.drawing, id)
 }
 
 // block is how much to draw: for some time of what is asked, and no more than a crash may lose.
@@ -192,7 +210,7 @@ func (o *Owner) giveUp(at Instant, id uint32, b *bucket) bool {
 		return r != nil
 	}
 	left := o.left(at, id, b)
-	if left == 0 && r.aside == 0 {
+	if left == 0 && r.aside == 0 && r.owed == 0 {
 		return false
 	}
 	if len(o.drawing) >= maxGiving || !o.parts[b.partition].open(o, at, b.partition) {
@@ -202,9 +220,9 @@ func (o *Owner) giveUp(at Instant, id uint32, b *bucket) bool {
 	r.drawing = true
 	r.draw = Draw{
 		Bucket: Bucket{b.partition, o.keyOf(id)}, Limit: *b.limit, Epoch: o.view.Epoch, N: o.draws,
-		Returned: max(0, left) + r.aside, Debt: max(0, -left),
+		Returned: max(0, left) + r.aside + r.owed, Debt: max(0, -left),
 	}
-	r.left, r.aside, r.telling, r.told = min(0, left), 0, 0, 0
+	r.left, r.aside, r.telling, r.owed, r.told = min(0, left), 0, 0, 0, 0
 	o.drawing = append(o.drawing, id)
 	return true
 }
@@ -304,12 +322,15 @@ func (o *Owner) Drawn(at Instant, d Drawn) []*Response {
 	o.touch(at, b)
 	if d.Granted == 0 && r.draw.Least > 0 {
 		r.retryAt, r.lacks = at.Now+min(max(d.RetryAfter, int64(drawSoon)), never-at.Now), r.draw.Least
-	} else if b.limit.Algorithm == limiter.FixedWindow && r.window != d.Window {
-		r.left, r.window, r.aside, r.telling = min(r.left, 0), d.Window, 0, 0
+	} else if b.limit.Algorithm == limiter.FixedWindow && d.Window != 0 && r.window != d.Window { // 0: the ledger refused
+		r.left, r.window, r.aside, r.telling, r.owed = min(r.left, 0), d.Window, 0, 0, 0
 	}
-	r.told = r.draw.Holding + d.Granted
-	r.left += d.Granted + r.telling + r.draw.Debt
-	r.telling = 0
+	// A debt that the ledger was told comes back with the reservation that it is a part of: it is paid first.
+	pays := min(r.telling, max(0, -d.Level))
+	r.told = r.draw.Holding - pays + d.Granted
+	r.left += d.Granted + r.telling - pays + r.draw.Debt
+	r.telling, r.owed = 0, r.owed+pays
+	o.payBack(at, id, b)
 	o.stir(id)
 	if d.Granted > 0 {
 		o.unrefuse(at, id, b)

@@ -93,16 +93,16 @@ type Topup struct{}
 
 // crowd is what all holders come to, in units and seconds.
 type crowd struct {
-	rate, burst  float64
-	demand       float64 // of all
-	cost         float64 // typical, weighed by demand
-	unspent      float64 // with the owner and in leases
-	active       float64 // holders with demand
-	small        bool
-	scarce       bool
-	affordable   float64 // part of the demand that the rate can serve
-	refills      bool
-	level, depth float64
+	rate, burst float64
+	demand      float64 // of all
+	cost        float64 // typical, weighed by demand
+	unspent     float64 // with the owner and in leases
+	active      float64 // holders with demand
+	small       bool
+	scarce      bool
+	affordable  float64 // part of the demand that the rate can serve
+	refills     bool
+	level       float64
 }
 
 func look(s *Sight) (c crowd) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"headgate/lease"
+	"headgate/limiter"
 )
 
 // passes fails the test if the judge objected.
@@ -259,4 +260,67 @@ func TestEarlyDebtCountsAtTheReading(t *testing.T) {
 		t.Errorf("%d can be had, want all 10", n)
 	}
 	w.passes(t)
+}
+
+// What an owner hears in a hand-over after the next one's tenure began, since it has not looked, is lost, as what a
+// crash takes with it is: the next one's buckets were empty when it began.
+func TestEarlyDebtOfATenureThatIsOver(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{}}, perSecond(20, 10))
+	a, b, c := w.proc('a'), w.proc('b'), w.proc('c')
+	w.take(c, 1)
+	w.flush()
+	w.own(b, w.living()...)
+	w.stepAll()
+	handed := w.hold(func(m packet) bool { return m.handoff != nil })
+	w.settle(c, 3)
+	w.keep(c, b.inc)
+	w.flush()
+	w.cut[b] = true
+	w.own(a, w.living()...)
+	w.stepAll()
+	w.wait(1200 * ms)
+	w.take(c, 1)
+	w.flush()
+	w.wait(1000 * ms)
+	if len(handed) != 1 || w.buckets[0].debts != 2 || w.stats.Admitted != 2 {
+		t.Fatalf("%d hand-offs, a debt of %d, %d admitted, want 1, 2 and 2", len(handed), w.buckets[0].debts, w.stats.Admitted)
+	}
+	w.late(handed...)
+	if !b.knows[0] {
+		t.Error("b did not take the hand-off")
+	}
+	w.passes(t)
+}
+
+// A request above a durable limit that goes into debt and uses less: all that it gives back can be had again, but for
+// what the ledger was told of as debt. Of the window no more is admitted than it has, and no less.
+func TestRefundPaysTheLedgerFirst(t *testing.T) {
+	for _, over := range []int64{1, 150} {
+		const most = 200
+		s := &Script{Clocks: []clock{{offset: 1}, {offset: 2}}, Partitions: 1}
+		s.Buckets = []BucketSpec{{Key: keyOf("day"), Limit: perDay(most)}}
+		s.Steps = []Step{{At: 100 * ms, Node: 1, Take: &Take{N: 1, Wait: 200 * ms, Hold: 300 * ms, Charges: []TakeCharge{
+			{Cost: most + over, Actual: 80, Oversize: limiter.Debt},
+		}}}}
+		cfg := Config{Script: s, Trace: true}
+		w := start(cfg, s)
+		w.run(storm)
+		w.cfg.storm = never
+		got := int64(0)
+		for n := 0; n < 2*most && w.failed == ""; n++ {
+			before := w.stats.Admitted
+			w.living()[1].begin(Take{N: 10_000 + n, Wait: 200 * ms, Charges: []TakeCharge{{Cost: 1, Actual: 1}}})
+			w.run(w.now + 400*ms)
+			if w.stats.Admitted == before {
+				break
+			}
+			got++
+		}
+		if w.failed != "" || got != most-80 {
+			for _, line := range w.trace[max(0, len(w.trace)-100):] {
+				t.Log(line)
+			}
+			t.Errorf("%d over: %s; %d could be had after 80 of %d were used", over, w.failed, got, most)
+		}
+	}
 }

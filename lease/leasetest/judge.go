@@ -254,7 +254,8 @@ func (j *judge) reported(p *proc, truth int64, r *lease.Request, answer *lease.R
 	}
 }
 
-// accepted enters what was told early of the series that a hand-off names.
+// accepted enters what was told early of the series that a hand-off names. Who accepts one after another's tenure
+// began, because it has not looked, knows what nobody will ask it for.
 func (j *judge) accepted(p *proc, truth int64, h *lease.Handoff) {
 	p.knows[h.Partition] = true
 	if p.rights.since[h.Partition] == h.Epoch {
@@ -262,6 +263,9 @@ func (j *judge) accepted(p *proc, truth int64, h *lease.Handoff) {
 	}
 	for i := range p.early {
 		rep := &p.early[i]
+		if j.w.started[h.Partition].since > h.Epoch {
+			break
+		}
 		for _, b := range h.Buckets {
 			if b.Key == rep.Key && slices.ContainsFunc(b.Series, func(s lease.HandedSeries) bool {
 				return s.Granter == rep.Granter && s.Series == rep.Series
