@@ -91,6 +91,18 @@ type Config struct {
 	// Restore replaces the ledger's content on all nodes; without force only an empty one's.
 	Restore func(ctx context.Context, by Actor, r io.Reader, force bool) (Restored, error)
 
+	// Budgets are a tenant's accounts, of all tenants where tenant is ""; NotFound: there is no
+	// such tenant. Holders are the nodes that hold something of any, the gone ones first.
+	Budgets       func(ctx context.Context, tenant string) ([]Budget, error)
+	AdjustBudget  func(context.Context, Actor, BudgetAdjustment) (Adjusted, error)
+	Holders       func(context.Context) ([]BudgetHolder, error)
+	ReleaseBudget func(context.Context, Actor, BudgetRelease) (Released, error)
+	// ExportUsage writes the usage log of all nodes, in the order of time or in sums; it says
+	// whose part is missing. One that needs all of them fails with Incomplete, before it wrote
+	// anything if it can.
+	ExportUsage func(context.Context, io.Writer, UsageQuery) ([]Missing, error)
+	TopUsage    func(context.Context, UsageTop) (UsageRows, error)
+
 	// This node's own, without a quorum; they expire.
 	Override    func(context.Context) (*Override, error) // nil: none
 	SetOverride func(context.Context, Actor, OverrideChange) (Done, error)
@@ -145,6 +157,15 @@ func (c Config) routes() []route {
 		{"GET ledger", RoleRead, one(c.Ledger)},
 		{"GET ledger/backup", RoleAdmin, http.HandlerFunc(c.getBackup)},
 		{"POST ledger/restore", RoleAdmin, http.HandlerFunc(c.postRestore)},
+
+		{"GET budgets", RoleRead, http.HandlerFunc(c.getBudgets)},
+		{"GET budgets/{tenant}", RoleRead, http.HandlerFunc(c.getBudgets)},
+		{"POST budgets/adjust", RoleAdmin, change(c.AdjustBudget, readAdjustment)}, // of all tenants
+		{"POST budgets/{tenant}/adjust", RoleAdmin, change(c.AdjustBudget, readAdjustment)},
+		{"GET holders", RoleRead, list(c.Holders)},
+		{"POST budgets/release", RoleAdmin, change(c.ReleaseBudget, readRelease)},
+		{"GET usage", RoleRead, http.HandlerFunc(c.getUsage)},
+		{"GET usage/top", RoleRead, http.HandlerFunc(c.getTop)},
 
 		{"GET node/override", RoleRead, one(c.Override)},
 		{"PUT node/override", RoleOperate, change(c.SetOverride, readOverride)},

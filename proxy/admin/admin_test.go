@@ -64,6 +64,19 @@ func fakeNode() (Config, *seen) {
 		Ledger:          func(context.Context) (LedgerInfo, error) { return LedgerInfo{Index: 9}, nil },
 		Override:        func(context.Context) (*Override, error) { return nil, nil },
 		NodeKills:       func(context.Context) ([]Kill, error) { return nil, nil },
+		Holders:         func(context.Context) ([]BudgetHolder, error) { return nil, nil },
+		Budgets: func(_ context.Context, tenant string) ([]Budget, error) {
+			if tenant != "" && tenant != "acme" {
+				return nil, Errorf(NotFound, "there is no such tenant")
+			}
+			return nil, nil
+		},
+		ExportUsage: func(_ context.Context, w io.Writer, q UsageQuery) ([]Missing, error) {
+			last = seen{what: q}
+			_, err := io.WriteString(w, "tenant\r\n")
+			return nil, err
+		},
+		TopUsage: func(_ context.Context, q UsageTop) (UsageRows, error) { last = seen{what: q}; return UsageRows{}, nil },
 		Audit: func(_ context.Context, f AuditFilter) ([]AuditEntry, error) {
 			last = seen{what: f}
 			return nil, nil
@@ -103,6 +116,14 @@ func fakeNode() (Config, *seen) {
 		return CreatedToken{Token: "secret", Name: t.Name, Role: t.Role}, nil
 	}
 	c.RevokeToken = func(_ context.Context, a Actor, name string) (Done, error) { return note(a, name) }
+	c.AdjustBudget = func(_ context.Context, a Actor, b BudgetAdjustment) (Adjusted, error) {
+		last = seen{a, b}
+		return Adjusted{Spent: 7}, nil
+	}
+	c.ReleaseBudget = func(_ context.Context, a Actor, b BudgetRelease) (Released, error) {
+		last = seen{a, b}
+		return Released{Freed: 7}, nil
+	}
 	c.SetOverride = func(_ context.Context, a Actor, o OverrideChange) (Done, error) { return note(a, o) }
 	c.SetNodeKill = func(_ context.Context, a Actor, k KillSwitch) (Done, error) { return note(a, k) }
 	c.Restore = func(_ context.Context, a Actor, r io.Reader, force bool) (Restored, error) {
@@ -171,6 +192,14 @@ var example = map[string]struct {
 	"GET ledger":                        {RoleRead, "ledger", ""},
 	"GET ledger/backup":                 {RoleAdmin, "ledger/backup", ""},
 	"POST ledger/restore":               {RoleAdmin, "ledger/restore", "bytes"},
+	"GET budgets":                       {RoleRead, "budgets", ""},
+	"GET budgets/{tenant}":              {RoleRead, "budgets/acme", ""},
+	"POST budgets/adjust":               {RoleAdmin, "budgets/adjust", `{"budget": "fleet", "amount_usd": "5", "reason": "an outage"}`},
+	"POST budgets/{tenant}/adjust":      {RoleAdmin, "budgets/acme/adjust", `{"budget": "month", "amount_usd": "-5.00", "reason": "an outage"}`},
+	"GET holders":                       {RoleRead, "holders", ""},
+	"POST budgets/release":              {RoleAdmin, "budgets/release", `{"node": "gw-3", "incarnation": "ab", "reason": "burnt"}`},
+	"GET usage":                         {RoleRead, "usage?by=tenant,day", ""},
+	"GET usage/top":                     {RoleRead, "usage/top?n=3", ""},
 	"GET node/override":                 {RoleRead, "node/override", ""},
 	"PUT node/override":                 {RoleOperate, "node/override", `{"unavailable": "deny", "for": "15m"}`},
 	"DELETE node/override":              {RoleOperate, "node/override", ""},
@@ -286,6 +315,9 @@ func TestChanges(t *testing.T) {
 		{"POST", "tokens", `{"name": "ops", "role": "operate"}`, boss, NewToken{Name: "ops", Role: RoleOperate}},
 		{"DELETE", "tokens/ops", "", boss, "ops"},
 		{"POST", "ledger/restore?force=true", "bytes", boss, "bytestrue"},
+		{"POST", "budgets/adjust", `{"budget": "fleet", "amount_usd": "5", "reason": "r", "at": "2027-01-01T00:00:00Z"}`, boss, BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "r", At: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		{"POST", "budgets/ac%2Fme/adjust", `{"budget": "b", "subject": "k\u001fm", "amount_usd": "-0.000000001", "reason": "r"}`, boss, BudgetAdjustment{Tenant: "ac/me", Budget: "b", Subject: "k\x1fm", Amount: -1, Reason: "r"}},
+		{"POST", "budgets/release", `{"node": "gw-3", "incarnation": "00ab", "reason": "r"}`, boss, BudgetRelease{"gw-3", "00ab", "r"}},
 		{"PUT", "node/override", `{"unavailable": "allow", "for": "15m"}`, ops, OverrideChange{"allow", 15 * time.Minute}},
 		{"DELETE", "node/override", "", ops, OverrideChange{}},
 		{"PUT", "node/kill/key/k", `{"for": "24h", "reason": "r"}`, ops, KillSwitch{Kind: "key", Name: "k", On: true, Reason: "r", For: 24 * time.Hour}},
@@ -345,6 +377,29 @@ func TestWrongCalls(t *testing.T) {
 		{"PUT", "node/kill/key/k", `{"for": "0s"}`, Invalid, "not between"},
 		{"PUT", "node/kill/key/" + strings.Repeat("k", 129), `{"for": "1m"}`, Invalid, "at most 128 bytes"},
 		{"PUT", "node/kill/key/k", `{"for": "1m", "reason": "` + strings.Repeat("r", 1025) + `"}`, Invalid, "1024"},
+		{"POST", "budgets/acme/adjust", `{"amount_usd": "1", "reason": "r"}`, Invalid, "budget: name"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "reason": "r"}`, Invalid, "amount_usd: say"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": "0.00", "reason": "r"}`, Invalid, "amount_usd: say"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": 5, "reason": "r"}`, Invalid, "can't be read"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": "1e15", "reason": "r"}`, Invalid, "nine decimals"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": "1000000000000000", "reason": "r"}`, Invalid, "more money"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": "5"}`, Invalid, "reason: say why"},
+		{"POST", "budgets/acme/adjust", `{"budget": "b", "amount_usd": "5", "reason": " "}`, Invalid, "reason: say why"},
+		{"POST", "budgets/acme/adjust", `{"budget": "` + strings.Repeat("b", 129) + `", "amount_usd": "5", "reason": "r"}`, Invalid, "at most 128 bytes"},
+		{"POST", "budgets/release", `{"incarnation": "ab", "reason": "r"}`, Invalid, "node: name"},
+		{"POST", "budgets/release", `{"node": "gw-3", "incarnation": "0", "reason": "r"}`, Invalid, "admin/v1/holders"},
+		{"POST", "budgets/release", `{"node": "gw-3", "incarnation": "xy", "reason": "r"}`, Invalid, "admin/v1/holders"},
+		{"POST", "budgets/release", `{"node": "gw-3", "incarnation": "ab"}`, Invalid, "reason: say why"},
+		{"GET", "budgets/nobody", "", NotFound, "no such tenant"},
+		{"GET", "usage?format=xml", "", Invalid, "neither csv nor json"},
+		{"GET", "usage?by=tenant,colour", "", Invalid, `by: "colour" is not one of tenant, key`},
+		{"GET", "usage?by=day,day", "", Invalid, "twice"},
+		{"GET", "usage?time_zone=Mars/Olympus", "", Invalid, "Europe/Berlin"},
+		{"GET", "usage?time_zone=Local", "", Invalid, "Europe/Berlin"},
+		{"GET", "usage?from=soon", "", Invalid, "from: "},
+		{"GET", "usage?from=2026-02&until=2026-01", "", Invalid, "is not before until"},
+		{"GET", "usage?partial=1", "", Invalid, "neither true nor false"},
+		{"GET", "usage/top?n=0", "", Invalid, "not between"},
 		{"GET", "audit?limit=0", "", Invalid, "not between"},
 		{"GET", "audit?since=yesterday", "", Invalid, "not a date"},
 		{"GET", "ledger/backup?stale=1", "", Invalid, "neither true nor false"},
@@ -369,7 +424,7 @@ func TestWrongCalls(t *testing.T) {
 func TestCodes(t *testing.T) {
 	for code, want := range map[Code]int{
 		Invalid: 400, Unauthorized: 401, Forbidden: 403, NotFound: 404, Conflict: 409, Exists: 409, TooLarge: 413, Internal: 500,
-		Unsupported: 501, NoQuorum: 503, Unknown: 504, "new": 500,
+		Unsupported: 501, NoQuorum: 503, Incomplete: 503, Unknown: 504, "new": 500,
 	} {
 		w := httptest.NewRecorder()
 		fail(w, fmt.Errorf("apply: %w", Errorf(code, "why")))
@@ -410,7 +465,7 @@ func TestAbsentFunctions(t *testing.T) {
 func TestListsAreNeverNull(t *testing.T) {
 	c, _ := fakeNode()
 	h := Handler(c)
-	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill"} {
+	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders"} {
 		if w := ask(h, http.MethodGet, "/admin/v1/"+path, "read", ""); w.Body.String() != "[]\n" {
 			t.Errorf("%s: %s", path, w.Body)
 		}

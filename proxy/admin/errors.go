@@ -22,6 +22,7 @@ const (
 	TooLarge     Code = "too_large"       // 413
 	Internal     Code = "internal"        // 500
 	Unsupported  Code = "unsupported"     // 501: this node has no such function
+	Incomplete   Code = "incomplete"      // 503: not every node answered, and all were needed
 	NoQuorum     Code = "no_quorum"       // 503: nothing was done; the message says what helps
 	Unknown      Code = "unknown_outcome" // 504: it may or may not have been applied
 )
@@ -43,7 +44,7 @@ func (c Code) Status() int {
 		return http.StatusRequestEntityTooLarge
 	case Unsupported:
 		return http.StatusNotImplemented
-	case NoQuorum:
+	case NoQuorum, Incomplete:
 		return http.StatusServiceUnavailable
 	case Unknown:
 		return http.StatusGatewayTimeout

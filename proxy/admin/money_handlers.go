@@ -1,0 +1,305 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func (c Config) getBudgets(w http.ResponseWriter, r *http.Request) {
+	if c.Budgets == nil {
+		unsupported(w)
+		return
+	}
+	list, err := c.Budgets(r.Context(), r.PathValue("tenant"))
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, append([]Budget{}, list...)) // none is [], not null
+}
+
+func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, error) {
+	a := BudgetAdjustment{Tenant: r.PathValue("tenant")}
+	var ask struct {
+		Budget  string    `json:"budget"`
+		Subject string    `json:"subject"`
+		At      time.Time `json:"at"`
+		Amount  USD       `json:"amount_usd"`
+		Reason  string    `json:"reason"`
+	}
+	err := decode(w, r, &ask)
+	switch {
+	case err != nil:
+	case ask.Budget == "":
+		err = errors.New("budget: name the one to correct; GET /admin/v1/budgets/{tenant} lists them")
+	case len(ask.Budget) > maxName || len(ask.Subject) > MaxSubject:
+		err = fmt.Errorf("budget has at most %d bytes and subject %d", maxName, MaxSubject)
+	case ask.Amount == 0 || ask.Amount == math.MinInt64:
+		err = errors.New(`amount_usd: say how much, as in "12.50"; a charge is above zero, a credit below`)
+	default:
+		err = validReason(ask.Reason)
+	}
+	a.Budget, a.Subject, a.At, a.Amount, a.Reason = ask.Budget, ask.Subject, ask.At, ask.Amount, ask.Reason
+	return a, err
+}
+
+func readRelease(w http.ResponseWriter, r *http.Request) (b BudgetRelease, err error) {
+	var ask struct {
+		Node        string `json:"node"`
+		Incarnation string `json:"incarnation"`
+		Reason      string `json:"reason"`
+	}
+	err = decode(w, r, &ask)
+	switch {
+	case err != nil:
+	case ask.Node == "" || len(ask.Node) > maxName:
+		err = fmt.Errorf("node: name the one that does not come back, in at most %d bytes", maxName)
+	default:
+		if _, err = ParseIncarnation(ask.Incarnation); err == nil {
+			err = validReason(ask.Reason)
+		}
+	}
+	return BudgetRelease(ask), err
+}
+
+// ParseIncarnation reads a process's number as holders are listed with it: up to 16
+// hexadecimal digits, not all of them 0.
+func ParseIncarnation(s string) (uint64, error) {
+	n, err := strconv.ParseUint(s, 16, 64)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("incarnation: %q is not one; GET /admin/v1/holders lists them", s)
+	}
+	return n, nil
+}
+
+// validReason: whoever changes what others pay says why.
+func validReason(reason string) error {
+	if strings.TrimSpace(reason) == "" || len(reason) > maxReason {
+		return fmt.Errorf("reason: say why, in at most %d bytes; it stands in the audit log", maxReason)
+	}
+	return nil
+}
+
+// missingTrailer comes after an export: a JSON list of Missing, where some are. Exports
+// that should be whole have none: without partial=true they fail, or break off.
+const missingTrailer = "X-Headgate-Missing"
+
+// getUsage streams an export.
+func (c Config) getUsage(w http.ResponseWriter, r *http.Request) {
+	if c.ExportUsage == nil {
+		unsupported(w)
+		return
+	}
+	q, err := readUsageQuery(r, time.Now())
+	if err != nil {
+		fail(w, coded(Invalid, err))
+		return
+	}
+	kind := "text/csv; charset=utf-8; header=present"
+	if q.Format == UsageJSON {
+		kind = "application/jsonl"
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Trailer", missingTrailer)
+	b := &begun{ResponseWriter: w}
+	missing, err := c.ExportUsage(r.Context(), b, q)
+	if err == nil && len(missing) > 0 && !q.Partial {
+		err = incomplete(missing)
+	}
+	switch {
+	case err != nil && b.wrote:
+		panic(http.ErrAbortHandler) // only a broken connection says so
+	case err != nil:
+		w.Header().Del("Trailer")
+		fail(w, err)
+	case len(missing) > 0:
+		text, err := json.Marshal(missing)
+		if err != nil { // of strings: it can't be
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set(missingTrailer, string(text))
+	}
+}
+
+// incomplete is what some nodes left out.
+func incomplete(missing []Missing) error {
+	var out []string
+	for _, m := range missing {
+		out = append(out, m.Node+": "+m.Error)
+	}
+	return Errorf(Incomplete, "not every node answered (%s); partial=true goes on without them", strings.Join(out, "; "))
+}
+
+// ReadMissing says which nodes an export lacks, from the trailers of an answer that was
+// read to its end.
+func ReadMissing(trailer http.Header) ([]Missing, error) {
+	text := trailer.Get(missingTrailer)
+	if text == "" {
+		return nil, nil
+	}
+	var m []Missing
+	if err := json.Unmarshal([]byte(text), &m); err != nil {
+		return nil, fmt.Errorf("%s can't be read: %w", missingTrailer, err)
+	}
+	return m, nil
+}
+
+func readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, err error) {
+	v := r.URL.Query()
+	q = UsageQuery{Tenant: v.Get("tenant"), Key: v.Get("key"), User: v.Get("user"), Model: v.Get("model"), Format: UsageFormat(v.Get("format"))}
+	switch q.Format {
+	case "":
+		q.Format = UsageCSV
+	case UsageCSV, UsageJSON:
+	default:
+		return q, fmt.Errorf("format: %q is neither csv nor json", q.Format)
+	}
+	if q.Partial, err = flag(r, "partial"); err != nil {
+		return q, err
+	}
+	if q.By, err = ParseBy(v.Get("by")); err != nil {
+		return q, err
+	}
+	q.Location, q.From, q.Until, err = readRange(r, now)
+	return q, err
+}
+
+// readRange reads time_zone, from and until.
+func readRange(r *http.Request, now time.Time) (zone *time.Location, from, until time.Time, err error) {
+	v := r.URL.Query()
+	if zone, err = ParseZone(v.Get("time_zone")); err != nil {
+		return nil, from, until, err
+	}
+	for name, t := range map[string]*time.Time{"from": &from, "until": &until} {
+		if s := v.Get(name); s != "" {
+			if *t, err = ParseWhen(s, zone, now); err != nil {
+				return nil, from, until, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	if !from.IsZero() && !until.IsZero() && !from.Before(until) {
+		return nil, from, until, fmt.Errorf("from: %s is not before until, %s", from.Format(time.RFC3339), until.Format(time.RFC3339))
+	}
+	return zone, from, until, nil
+}
+
+// ParseZone reads the name of a time zone; "" is UTC. The node's own ("Local") is none: it
+// is another on each node.
+func ParseZone(s string) (*time.Location, error) {
+	if s == "" {
+		return time.UTC, nil
+	}
+	zone, err := time.LoadLocation(s)
+	if err != nil || s == "Local" {
+		return nil, fmt.Errorf("time_zone: %q is not one; write a name such as Europe/Berlin", s)
+	}
+	return zone, nil
+}
+
+// ParseWhen reads a month (its first moment in the zone), a day, a moment, or how long
+// before now, such as 7d.
+func ParseWhen(s string, zone *time.Location, now time.Time) (time.Time, error) {
+	for _, form := range [...]string{"2006-01", time.DateOnly} {
+		if t, err := time.ParseInLocation(form, s, time.UTC); err == nil {
+			return startOfDay(t, zone), nil
+		}
+	}
+	if t, err := time.Parse(time.RFC3339, s); err == nil {
+		return t, nil
+	}
+	if d, err := ParseSpan(s); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	return time.Time{}, fmt.Errorf("%q is not a time: write 2026-01, 2026-01-15, 2026-01-15T12:00:00Z, or how long ago, such as 7d", s)
+}
+
+// startOfDay is the first moment of a day in a zone: the first of two midnights where the
+// clocks go back over one, and what follows the gap where they leave it out. day is its
+// midnight in UTC.
+func startOfDay(day time.Time, zone *time.Location) time.Time {
+	y, m, d := day.Date()
+	t := time.Date(y, m, d, 0, 0, 0, 0, zone)
+	if local := t.Format(time.DateOnly); local != day.Format(time.DateOnly) {
+		if _, end := t.ZoneBounds(); local < day.Format(time.DateOnly) { // t is before the gap
+			return end
+		}
+		return t
+	}
+	_, before := t.Add(-24 * time.Hour).Zone()
+	if first := time.Date(y, m, d, 0, 0, 0, 0, time.FixedZone("", before)).In(zone); first.Before(t) && first.Day() == d {
+		return first
+	}
+	return t
+}
+
+// ParseBy reads what usage is summed by, such as tenant,day.
+func ParseBy(s string) ([]string, error) {
+	if s == "" {
+		return nil, nil
+	}
+	by := strings.Split(s, ",")
+	for i, name := range by {
+		if !slices.Contains(UsageBy(), name) {
+			return nil, fmt.Errorf("by: %q is not one of %s", name, strings.Join(UsageBy(), ", "))
+		}
+		if slices.Contains(by[:i], name) {
+			return nil, fmt.Errorf("by: %s stands there twice", name)
+		}
+	}
+	return by, nil
+}
+
+// defaultTop is how many rows an answer has if the call does not say, and defaultLast how
+// far back it looks.
+const (
+	defaultTop  = 10
+	defaultLast = time.Hour
+)
+
+func (c Config) getTop(w http.ResponseWriter, r *http.Request) {
+	if c.TopUsage == nil {
+		unsupported(w)
+		return
+	}
+	q, err := readTop(r, time.Now())
+	if err != nil {
+		fail(w, coded(Invalid, err))
+		return
+	}
+	one(func(ctx context.Context) (UsageRows, error) {
+		rows, err := c.TopUsage(ctx, q)
+		rows.Rows, rows.Missing = append([]UsageRow{}, rows.Rows...), append([]Missing{}, rows.Missing...)
+		return rows, err
+	}).ServeHTTP(w, r)
+}
+
+func readTop(r *http.Request, now time.Time) (q UsageTop, err error) {
+	q = UsageTop{Tenant: r.URL.Query().Get("tenant"), Most: defaultTop}
+	if q.By, err = ParseBy(r.URL.Query().Get("by")); err != nil {
+		return q, err
+	}
+	if len(q.By) == 0 {
+		q.By = []string{"tenant"}
+	}
+	most, err := number(r, "n")
+	switch {
+	case err != nil:
+		return q, err
+	case most != nil && (*most < 1 || *most > MaxTop):
+		return q, fmt.Errorf("n: %d is not between 1 and %d", *most, MaxTop)
+	case most != nil:
+		q.Most = int(*most)
+	}
+	if q.Location, q.From, q.Until, err = readRange(r, now); err == nil && q.From.IsZero() {
+		q.From = now.Add(-defaultLast)
+	}
+	return q, err
+}
