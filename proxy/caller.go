@@ -45,6 +45,7 @@ type Caller struct {
 	AssertUser bool
 
 	Limits   []Limit // cheapest first; at most limiter.MaxCharges
+	Budgets  []Budget
 	Timeout  time.Duration
 	Content  bool          // prompts and answers may be kept: see ContentLog
 	LastUsed *atomic.Int64 // Unix seconds; kept across snapshots
@@ -79,6 +80,14 @@ type Model struct {
 	Fallback      []string
 	// Cost prices one answer in nano-dollars, rounded up once.
 	Cost func(u openai.Usage, images, audio int64) int64
+	// UpperBound prices the dearest answer of so many tokens: no usage within them, and no mix
+	// of its kinds, has a higher Cost. Only budgets need it.
+	UpperBound func(in, out, images, audio int64) int64
+	// TemplateTokens is how many tokens the chat template may add to a conversation, at most;
+	// 0: defaultTemplateTokens.
+	TemplateTokens int64
+	// Free says that every price is 0, on purpose: no budget is asked.
+	Free bool
 }
 
 // Scope is the set of identities that a limit is keyed on (DESIGN: key, user, org,

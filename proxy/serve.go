@@ -55,8 +55,8 @@ type Whereabouts struct {
 	Away  string // why its owner is out of reach, in words; "": it is not
 }
 
-// Config is what a Proxy is made from. Content, Degraded and Where may be nil, the rest is
-// needed.
+// Config is what a Proxy is made from. Content, Degraded, Where and Money may be nil, the rest
+// is needed.
 type Config struct {
 	NodeID     string
 	Limits     Limits
@@ -72,6 +72,10 @@ type Config struct {
 	// Where is asked for an Explanation only, and may be called concurrently.
 	Where  func(*limiter.Charge) Whereabouts
 	Logger *slog.Logger
+	// Money keeps the budgets and the usage log; nil: nobody has budgets and nothing is logged.
+	Money Money
+	// BudgetStatus is the status of a refusal by a spent budget; 0: 429.
+	BudgetStatus int
 }
 
 // defaultMaxBody is the largest body taken where the configuration says nothing.

@@ -20,6 +20,7 @@ const (
 	figReasoning
 	figCacheRead
 	figCacheWrite
+	figCacheWrite1h
 	figSeconds
 	figures
 )
@@ -79,6 +80,12 @@ func (r *report) member(name, value []byte) error {
 		if r.set(figSeconds, name, whole) == nil && len(bytes.Trim(fraction, "0")) > 0 {
 			r.v[figSeconds]++
 		}
+	case "cache_creation":
+		for d := (object{b: value}); d.next(); {
+			if string(d.name) == "ephemeral_1h_input_tokens" {
+				return r.set(figCacheWrite1h, d.name, d.value)
+			}
+		}
 	case "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details":
 		for d := (object{b: value}); d.next(); {
 			var err error
@@ -124,6 +131,7 @@ func (r *report) usage(kind Kind) Usage {
 	switch kind {
 	case Message, CountTokens:
 		u.CachedInput, u.CacheWrite = r.v[figCacheRead], r.v[figCacheWrite]
+		u.CacheWrite1h = min(r.v[figCacheWrite1h], u.CacheWrite)
 		u.Input += u.CachedInput + u.CacheWrite
 	default:
 		u.CachedInput = min(r.v[figCached], u.Input)

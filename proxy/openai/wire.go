@@ -64,9 +64,10 @@ func (e *InputError) Error() string {
 }
 
 // Usage is what the upstream says that a request consumed, in tokens. Input includes
-// CachedInput and CacheWrite; Output includes Reasoning.
+// CachedInput and CacheWrite, which includes CacheWrite1h; Output includes Reasoning.
 type Usage struct {
 	Input, CachedInput, CacheWrite, Output, Reasoning int64
+	CacheWrite1h                                      int64 // to be kept for an hour, not five minutes
 
 	AudioSeconds int64 // transcriptions are reported in seconds, not in tokens
 	Known        bool  // both token figures were reported
