@@ -41,7 +41,8 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
 	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
-		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto
+		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto \
+		proxy/journal/journalpb/journal.proto
 
 SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then SEEDS of the simulation; nothing may be left behind, or lost
