@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string) int {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(), initCommand(),
 		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
-		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), auditCommand(), contentCommand(),
+		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), budgetsCommand(), usageCommand(), auditCommand(), contentCommand(),
 		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

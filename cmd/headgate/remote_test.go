@@ -131,7 +131,44 @@ func (f *fakeCluster) config() admin.Config {
 			f.note(q)
 			return []admin.AuditEntry{{Index: 7, At: fakeTime, Actor: "ops", Action: "kill.on", Object: "tenant acme", After: "leak"}}, nil
 		},
-		Ledger:    always(admin.LedgerInfo{ClusterID: "00ff", Index: 99, Term: 2, Leader: "gw-2", Voters: []string{"gw-1", "gw-2"}, StateHash: "abcd", Counts: map[string]int{"keys": 3, "audit": 9}}),
+		Ledger: always(admin.LedgerInfo{ClusterID: "00ff", Index: 99, Term: 2, Leader: "gw-2", Voters: []string{"gw-1", "gw-2"}, StateHash: "abcd", Counts: map[string]int{"keys": 3, "audit": 9}}),
+		Budgets: func(_ context.Context, tenant string) ([]admin.Budget, error) {
+			if tenant != "" && tenant != "acme" {
+				return nil, admin.Errorf(admin.NotFound, "there is no such tenant")
+			}
+			return []admin.Budget{
+				{Tenant: "acme", Budget: "org-month", Scope: "org", Mode: "strict", Period: "month", End: fakeTime, Amount: 250e9, Spent: 200e9, Outstanding: 1, Left: 50e9 - 1, Percent: 80, Holders: []admin.BudgetHolder{{Node: "gw-1", Incarnation: "ab", Outstanding: 1}}},
+				{Tenant: "acme", Budget: "key-day", Scope: "key+model", Subject: "k\x1fm", Mode: "normal", Period: "day", Amount: 0, Spent: 5e8, Left: -5e8, Stale: true, Holders: []admin.BudgetHolder{{Incarnation: "cd", Outstanding: 2e9}}},
+			}, nil
+		},
+		AdjustBudget: func(_ context.Context, _ admin.Actor, b admin.BudgetAdjustment) (admin.Adjusted, error) {
+			f.note(b)
+			return admin.Adjusted{Spent: 187_500_000_000, Left: 62_500_000_000}, nil
+		},
+		Holders: always([]admin.BudgetHolder{{Incarnation: "cd", Outstanding: 2e9, Accounts: 1}, {Node: "gw-1", Incarnation: "ab", Outstanding: 1, Accounts: 3}}),
+		ReleaseBudget: func(_ context.Context, _ admin.Actor, b admin.BudgetRelease) (admin.Released, error) {
+			f.note(b)
+			return admin.Released{Freed: 2e9}, nil
+		},
+		ExportUsage: func(_ context.Context, w io.Writer, q admin.UsageQuery) ([]admin.Missing, error) {
+			f.note(q)
+			_, err := io.WriteString(w, "tenant,cost_usd\r\nacme,0.5\r\n")
+			if q.Tenant == "half" {
+				return []admin.Missing{{Node: "gw-3", Error: "no answer"}}, err
+			}
+			return nil, err
+		},
+		TopUsage: func(_ context.Context, q admin.UsageTop) (admin.UsageRows, error) {
+			f.note(q.Most)
+			rows := admin.UsageRows{
+				Rows:  []admin.UsageRow{{By: map[string]string{"key": "k", "user": "a\x1b[2J"}, Requests: 3, Input: 30, Output: 40, Cost: 75e7}},
+				Total: admin.UsageRow{Requests: 4, Input: 40, Output: 50, Cost: 1e9},
+			}
+			if q.Tenant == "half" {
+				rows.Missing = []admin.Missing{{Node: "gw-3", Error: "no answer"}}
+			}
+			return rows, nil
+		},
 		Override:  always(&admin.Override{Unavailable: "deny", Actor: "ops", Expires: fakeTime}),
 		NodeKills: always([]admin.Kill{{Kind: "global", Expires: fakeTime}}),
 		Backup: func(_ context.Context, _ admin.Actor, w io.Writer, stale bool) error {
@@ -233,6 +270,26 @@ func TestCommandsAsk(t *testing.T) {
 		{"tokens create ops --role operate", admin.NewToken{Name: "ops", Role: admin.RoleOperate}, []string{"token (shown once): hga_secret\nops with the role operate"}},
 		{"tokens list", nil, []string{"ROLE", "operate"}},
 		{"tokens revoke ops", "ops", []string{"token ops is revoked"}},
+		{"budgets show acme", nil, []string{
+			"BUDGET     SCOPE      SUBJECT  MODE    SPENT    OF       USED   OUTSTANDING   LEFT           PERIOD      ENDS                  HELD BY\n",
+			"org-month  org                 strict  $200.00  $250.00  80.0%  $0.000000001  $49.999999999  month       2026-06-01T12:00:00Z  gw-1 $0.000000001\n",
+			"key-day    key+model  k / m    normal  $0.50    $0.00           $0.00         $-0.50         day (over)                        gone cd $2.00\n",
+		}},
+		{"budgets show", nil, []string{"TENANT  BUDGET", "acme    org-month"}},
+		{"budgets credit acme org-month 12.50 --reason outage", admin.BudgetAdjustment{Tenant: "acme", Budget: "org-month", Amount: -125e8, Reason: "outage"}, []string{"credit of $12.50: $187.50 of org-month are spent now, $62.50 are left\n"}},
+		{
+			"budgets charge acme key-day 0.000000001 --subject k --subject m --at 2027-01 --reason twice",
+			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: day, Amount: 1, Reason: "twice"}, []string{"charge of $0.000000001"},
+		},
+		{"budgets charge --global fleet 5 --reason x", admin.BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "x"}, []string{"of fleet"}},
+		{"budgets holders", nil, []string{"NODE    INCARNATION  OUTSTANDING   ACCOUNTS\n(gone)  cd           $2.00         1\n"}},
+		{"budgets release gw-3 --incarnation cd --reason dead", admin.BudgetRelease{Node: "gw-3", Incarnation: "cd", Reason: "dead"}, []string{"$2.00 that gw-3 held are free again\n"}},
+		{"usage export", admin.UsageQuery{Location: time.UTC, Format: admin.UsageCSV, Partial: true}, []string{"tenant,cost_usd\r\nacme,0.5\r\n"}},
+		{
+			"usage export --by key,day --from 2027-01-01 --tenant a --key k --user u --model m --json",
+			admin.UsageQuery{By: []string{"key", "day"}, From: day, Tenant: "a", Key: "k", User: "u", Model: "m", Location: time.UTC, Format: admin.UsageJSON, Partial: true}, nil,
+		},
+		{"usage top --by key,user --last 24h -n 3", 3, []string{"KEY  USER", `k    "a\x1b[2J"`, "3         30     40      $0.75  75%\n", "all", "$1.00  100%\n"}},
 		{"node override --unavailable local --for 15m", admin.OverrideChange{Unavailable: "local", For: 15 * time.Minute}, []string{"answers local for 15m"}},
 		{"node override --clear", admin.OverrideChange{}, []string{"no override"}},
 		{"node override", nil, []string{"deny until 2026-06-01T12:00:00Z, by ops"}},
@@ -259,7 +316,7 @@ func TestListingsAsJSON(t *testing.T) {
 	t.Parallel()
 	f := startCluster(t)
 	for _, args := range []string{
-		"status", "members", "policy revisions", "policy show", "keys list", "kill", "ladder show", "audit", "tokens list", "node override", "node kill", "ledger inspect",
+		"budgets show", "budgets holders", "usage top", "status", "members", "policy revisions", "policy show", "keys list", "kill", "ladder show", "audit", "tokens list", "node override", "node kill", "ledger inspect",
 	} {
 		r := runCLI(t, f.env(), append(strings.Fields(args), "--json")...)
 		if r.code != 0 || !json.Valid([]byte(r.stdout)) {
@@ -297,6 +354,25 @@ func TestWrongUse(t *testing.T) {
 		{"keys create --tenant later", 1, "2 of 3 voters are out of reach; headgate docs recover"},
 		{"keys revoke", 2, "takes 1 arguments"},
 		{"ledger backup", 2, "name the file"},
+		{"budgets show nobody", 1, "no such tenant"},
+		{"budgets show a b", 2, "takes 1 arguments"},
+		{"budgets spend", 2, "unknown command"},
+		{"budgets credit acme org-month", 2, "takes 3 arguments"},
+		{"budgets credit --global acme org-month 1", 2, "takes 2 arguments"},
+		{"budgets credit acme org-month 1", 2, "--reason"},
+		{"budgets credit acme org-month 0 --reason x", 2, "not above zero"},
+		{"budgets charge acme org-month 1e15 --reason x", 2, "not an amount of money"},
+		{"budgets charge acme org-month 1 --reason x --at soon", 2, "--at"},
+		{"budgets release gw-3 --reason x", 2, "budgets holders"},
+		{"budgets release gw-3 --incarnation cd", 2, "--reason"},
+		{"budgets release gw-3 --incarnation gw-3 --reason x", 2, "is not one"},
+		{"usage export --by colour", 2, "by: "},
+		{"usage export --format xml", 2, "neither csv nor json"},
+		{"usage export --from soon", 2, "from: "},
+		{"usage export --time-zone Mars", 2, "time_zone"},
+		{"usage top -n 0", 2, "not between"},
+		{"usage top --last soon", 2, "--last"},
+		{"usage top --last 1h --from 7d", 2, "exclude each other"},
 		{"ledger restore none", 2, "none"},
 		{"ledger inspect --file none", 1, "none"},
 		{"ledger inspect --file x --data-dir y", 2, "exclude each other"},
@@ -315,6 +391,30 @@ func TestWrongUse(t *testing.T) {
 		if r.code != c.code || !strings.Contains(r.stderr, c.says) {
 			t.Errorf("headgate %s: %+v", c.args, r)
 		}
+	}
+}
+
+// TestMissingUsage: what there is is printed, and the rest is an error.
+func TestMissingUsage(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	for args, says := range map[string]string{
+		"usage export --tenant half": "acme,0.5", "usage top --tenant half": "$1.00", "usage top --tenant half --json": `"node": "gw-3"`,
+	} {
+		r := runCLI(t, f.env(), strings.Fields(args)...)
+		if r.code != 1 || !strings.Contains(r.stdout, says) || !strings.Contains(r.stderr, "missing: gw-3 (no answer)") {
+			t.Errorf("headgate %s: %+v", args, r)
+		}
+	}
+	cutting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "tenant,cost")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(cutting.Close)
+	r := runCLI(t, []string{"HEADGATE_ADMIN=" + cutting.URL, "HEADGATE_ADMIN_TOKEN=" + cliToken}, "usage", "export")
+	if r.code != 1 || r.stdout != "tenant,cost" || !strings.Contains(r.stderr, "broke off") {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -483,7 +583,7 @@ func TestOfflineKeyIsAPolicysKey(t *testing.T) {
 // TestEveryCommandHelps: help has a sentence, and examples where there are flags to set.
 func TestEveryCommandHelps(t *testing.T) {
 	t.Parallel()
-	for _, args := range []string{"apply", "kill", "keys create", "keys rotate", "tokens create", "node override", "ledger backup", "ledger restore", "members", "audit", "doctor"} {
+	for _, args := range []string{"apply", "kill", "keys create", "keys rotate", "tokens create", "node override", "ledger backup", "ledger restore", "members", "audit", "doctor", "budgets show", "budgets credit", "budgets charge", "budgets holders", "budgets release", "usage export", "usage top"} {
 		r := runCLI(t, nil, append(strings.Fields(args), "--help")...)
 		if r.code != 0 {
 			t.Errorf("%+v", r)

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"headgate/proxy/admin"
+)
+
+func usageCommand() *cobra.Command {
+	return group("usage", "Export what was used and what it cost, or see who uses most", exportCommand(), topCommand())
+}
+
+// usageFlags are those that pick usage. The node reads them.
+type usageFlags struct{ by, from, until, tenant, zone string }
+
+func (q *usageFlags) add(c *cobra.Command, by string) {
+	c.Flags().StringVar(&q.by, "by", by, "sum by these, such as tenant,day: "+strings.Join(admin.UsageBy(), ", "))
+	c.Flags().StringVar(&q.from, "from", "", "only from this month, day or moment on, or from so long ago, such as 2026-01, 2026-01-15 or 7d")
+	c.Flags().StringVar(&q.until, "until", "", "only before this month, day or moment")
+	c.Flags().StringVar(&q.tenant, "tenant", "", "only this tenant's")
+	c.Flags().StringVar(&q.zone, "time-zone", "UTC", "whose months, days and hours are meant, such as Europe/Berlin")
+}
+
+// path of the API with these and more parameters.
+func (q *usageFlags) path(path string, more map[string]string) string {
+	v := url.Values{}
+	for name, value := range map[string]string{"by": q.by, "from": q.from, "until": q.until, "tenant": q.tenant, "time_zone": q.zone} {
+		if value != "" {
+			v.Set(name, value)
+		}
+	}
+	for name, value := range more {
+		if value != "" {
+			v.Set(name, value)
+		}
+	}
+	return path + "?" + v.Encode()
+}
+
+func exportCommand() *cobra.Command {
+	var q usageFlags
+	var key, user, model, format string
+	c := &cobra.Command{
+		Use: "export", Short: "Print the usage log of all nodes: each request, or sums, as CSV or JSON lines", Args: exactly(0),
+		Long: "Print every request that was metered, in the order in which they ended, or with --by the sums of each\n" +
+			"combination. Costs are exact, in dollars. Any node answers for all; where one does not answer, what the\nothers have is printed, and the exit code is 1.\n\nheadgate docs usage explains the columns.",
+		Example: "  headgate usage export --by tenant,day --from 2026-01 --until 2026-02 --time-zone Europe/Berlin\n" +
+			"  headgate usage export --tenant acme --from 7d --format json",
+	}
+	a := adminFlags(c)
+	q.add(c, "")
+	c.Flags().StringVar(&key, "key", "", "only this key's")
+	c.Flags().StringVar(&user, "user", "", "only this user's")
+	c.Flags().StringVar(&model, "model", "", "only this model's: the one that answered")
+	c.Flags().StringVar(&format, "format", string(admin.UsageCSV), "csv or json: an object a line")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if a.json {
+			format = string(admin.UsageJSON)
+		}
+		path := q.path("/admin/v1/usage", map[string]string{"key": key, "user": user, "model": model, "format": format, "partial": "true"})
+		resp, err := a.open(c.Context(), http.MethodGet, path, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if _, err := io.Copy(c.OutOrStdout(), resp.Body); err != nil {
+			return fmt.Errorf("the export broke off, what was printed is not all: %w", err)
+		}
+		missing, err := admin.ReadMissing(resp.Trailer) // comes after the body
+		return errors.Join(err, incomplete(missing))
+	}
+	return c
+}
+
+// incomplete says which nodes an answer lacks; nil if none.
+func incomplete(missing []admin.Missing) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	var out []string
+	for _, m := range missing {
+		out = append(out, m.Node+" ("+m.Error+")")
+	}
+	return fmt.Errorf("incomplete: the usage of these nodes is missing: %s", strings.Join(out, ", "))
+}
+
+func topCommand() *cobra.Command {
+	var q usageFlags
+	var last string
+	var most int
+	c := &cobra.Command{
+		Use: "top", Short: "Show who spends most, or with --by what: tenants, keys, users, models", Args: exactly(0),
+		Example: "  headgate usage top\n  headgate usage top --by key,model --tenant acme --last 24h -n 20",
+	}
+	a := adminFlags(c)
+	q.add(c, "tenant")
+	c.Flags().StringVar(&last, "last", "", "only of so long, such as 24h (default: 1h, unless --from says otherwise)")
+	c.Flags().IntVarP(&most, "number", "n", 10, "how many lines")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if last != "" {
+			if d, err := admin.ParseSpan(last); err != nil || d <= 0 {
+				return usageError{fmt.Errorf("--last: %q is not a length of time: write 15m, 24h or 30d", last)}
+			}
+			if q.from != "" {
+				return usageError{errors.New("--last and --from exclude each other")}
+			}
+			q.from = last
+		}
+		raw, err := a.call(c.Context(), http.MethodGet, q.path("/admin/v1/usage/top", map[string]string{"n": strconv.Itoa(most)}), nil)
+		if err != nil {
+			return err
+		}
+		var rows admin.UsageRows
+		if err := json.Unmarshal(raw, &rows); err != nil {
+			return fmt.Errorf("the node's answer can't be read: %w; is it of another version?", err)
+		}
+		err = printAs(c, a, raw, func(w io.Writer, r admin.UsageRows) { printTop(w, strings.Split(q.by, ","), r) })
+		return errors.Join(err, incomplete(rows.Missing))
+	}
+	return c
+}
+
+// printTop prints a line for each row, and the sum of all.
+func printTop(w io.Writer, by []string, r admin.UsageRows) {
+	for _, name := range by {
+		fmt.Fprint(w, strings.ToUpper(name)+"\t")
+	}
+	fmt.Fprintln(w, "REQUESTS\tINPUT\tOUTPUT\tCOST\tSHARE")
+	line := func(u admin.UsageRow) {
+		fmt.Fprintf(w, "%d\t%d\t%d\t$%s\t%s\n", u.Requests, u.Input, u.Output, u.Cost, share(u.Cost, r.Total.Cost))
+	}
+	for _, u := range r.Rows {
+		for _, name := range by {
+			fmt.Fprint(w, printable(u.By[name])+"\t")
+		}
+		line(u)
+	}
+	fmt.Fprint(w, "all"+strings.Repeat("\t", len(by)))
+	line(r.Total)
+}
+
+// share of a whole, for people.
+func share(part, whole admin.USD) string {
+	if whole <= 0 {
+		return ""
+	}
+	return percent(float64(part) / float64(whole))
+}
