@@ -279,7 +279,8 @@ func TestCommandsAsk(t *testing.T) {
 		{"budgets credit acme org-month 12.50 --reason outage", admin.BudgetAdjustment{Tenant: "acme", Budget: "org-month", Amount: -125e8, Reason: "outage"}, []string{"credit of $12.50: $187.50 of org-month are spent now, $62.50 are left\n"}},
 		{
 			"budgets charge acme key-day 0.000000001 --subject k --subject m --at 2027-01 --reason twice",
-			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: day, Amount: 1, Reason: "twice"}, []string{"charge of $0.000000001"},
+			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: day, Amount: 1, Reason: "twice"},
+			[]string{"charge of $0.000000001"},
 		},
 		{"budgets charge --global fleet 5 --reason x", admin.BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "x"}, []string{"of fleet"}},
 		{"budgets holders", nil, []string{"NODE    INCARNATION  OUTSTANDING   ACCOUNTS\n(gone)  cd           $2.00         1\n"}},
@@ -287,7 +288,8 @@ func TestCommandsAsk(t *testing.T) {
 		{"usage export", admin.UsageQuery{Location: time.UTC, Format: admin.UsageCSV, Partial: true}, []string{"tenant,cost_usd\r\nacme,0.5\r\n"}},
 		{
 			"usage export --by key,day --from 2027-01-01 --tenant a --key k --user u --model m --json",
-			admin.UsageQuery{By: []string{"key", "day"}, From: day, Tenant: "a", Key: "k", User: "u", Model: "m", Location: time.UTC, Format: admin.UsageJSON, Partial: true}, nil,
+			admin.UsageQuery{By: []string{"key", "day"}, From: day, Tenant: "a", Key: "k", User: "u", Model: "m", Location: time.UTC, Format: admin.UsageJSON, Partial: true},
+			nil,
 		},
 		{"usage top --by key,user --last 24h -n 3", 3, []string{"KEY  USER", `k    "a\x1b[2J"`, "3         30     40      $0.75  75%\n", "all", "$1.00  100%\n"}},
 		{"node override --unavailable local --for 15m", admin.OverrideChange{Unavailable: "local", For: 15 * time.Minute}, []string{"answers local for 15m"}},
