@@ -94,7 +94,7 @@ type lender struct {
 	extra     []Report // of series that are not kept
 	backlog   bool     // the last request had no room for all that is new
 	looked    int64    // when the queue was last gone through
-	asking    int64    // when slots were last asked for, as long as they may lie there unheard of; 0: they do not
+	asking    int64    // when a lease was last asked for, as long as one may lie there unheard of; 0: it does not
 	rolls     []*Roll  // the oldest first
 	rolled    uint64   // the Epoch of the newest
 	leases    int      // live ones

@@ -66,7 +66,7 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	}
 	for i := range asks {
 		h.sendsOff(&asks[i], owner, at.Now)
-		if asks[i].forSlots() {
+		if asks[i].mayLend() {
 			p.asking = max(1, at.Now)
 		}
 	}
@@ -83,10 +83,13 @@ func (h *Holder) Request(owner uint64, asks []Ask) *Request {
 	return w.r
 }
 
-// forSlots says whether an ask is for slots. They stay lent until this holder says that it has them no more; so it
-// goes on speaking to the owner until it must have heard of them, also where the answer is lost.
-func (a *Ask) forSlots() bool {
-	return !a.Peek && slices.ContainsFunc(a.Charges, func(c AskCharge) bool { return c.Limit.Algorithm == limiter.Semaphore })
+// mayLend says whether an ask may bring a lease. It counts at the owner until somebody else wants it, and slots until
+// this holder says that it has them no more; so it goes on speaking to the owner until it must have heard of them,
+// also where the answer is lost.
+func (a *Ask) mayLend() bool {
+	return !a.Peek && slices.ContainsFunc(a.Charges, func(c AskCharge) bool {
+		return c.Limit.Algorithm != limiter.SlidingWindow && c.Limit.Algorithm != limiter.SlidingLog
+	})
 }
 
 // sendsOff notes whom an ask goes to.

@@ -1,6 +1,7 @@
 package leasetest
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"headgate/lease"
@@ -321,6 +322,44 @@ func TestRefundPaysTheLedgerFirst(t *testing.T) {
 				t.Log(line)
 			}
 			t.Errorf("%d over: %s; %d could be had after 80 of %d were used", over, w.failed, got, most)
+		}
+	}
+}
+
+// An answer that is lost leaves no lease behind that only its owner knows of: the holder speaks on until it has heard.
+func TestLostAnswerIsHeard(t *testing.T) {
+	w := newLab(Config{Trace: true, Sizer: constant{0, 10, 9}}, perSecond(1, 10))
+	b, c := w.proc('b'), w.proc('c')
+	w.keep(c, w.proc('a').inc)
+	w.flush()
+	w.take(c, 1)
+	w.deliver(0, false)
+	w.lose()
+	w.beat(500 * ms)
+	if n, _ := c.inHand(w.buckets[0]); n != 9 {
+		t.Errorf("c has %d in hand, want the 9 that it was lent", n)
+	}
+	c.holder.Drain()
+	w.beat(500 * ms)
+	w.take(b, 9)
+	w.flush()
+	w.passes(t)
+	if w.stats.Admitted != 1 {
+		t.Error("what c gave back cannot be had")
+	}
+}
+
+// What is forged changes nothing at who gets it, and tells nothing that is true.
+func TestTwistTellsNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		m := twist(rng, packet{response: &lease.Response{Epoch: 3, Session: 2, RollTaken: 3, Leases: []lease.Lease{{Series: 1, Number: 1}}}})
+		if m.response.RollTaken != 0 {
+			t.Fatal("a forged answer says that a roll was taken, and of the lease nothing")
+		}
+		h := twist(rng, packet{handoff: &lease.Handoff{From: 1, To: 2, Epoch: 2}}).handoff
+		if h.Epoch < 100 && h.From < 100 {
+			t.Fatalf("a forged hand-off of view %d by %d may be the word of who owned it", h.Epoch, h.From)
 		}
 	}
 }

@@ -21,7 +21,10 @@ func twist(rng *rand.Rand, m packet) packet {
 	case m.response != nil:
 		twistResponse(rng, m.response, odd)
 	case m.handoff != nil:
-		m.handoff.Epoch += uint64(1 + rng.IntN(5))
+		if m.handoff.Epoch += 1 << 20; rng.IntN(2) == 0 { // of no view that will ever be; or from nobody
+			m.handoff.Epoch -= 1 << 20
+			m.handoff.From += 1 << 40
+		}
 	}
 	return m
 }
@@ -53,8 +56,8 @@ func twistRequest(rng *rand.Rand, r *lease.Request, odd int64) {
 }
 
 func twistResponse(rng *rand.Rand, r *lease.Response, odd int64) {
-	r.Decisions = nil
-	r.Answers, r.Left = 0, 0
+	r.Decisions, r.Refusals, r.Forgotten = nil, nil, nil
+	r.Answers, r.Left, r.RollTaken, r.RollWanted = 0, 0, 0, 0 // what is true of it would be heard without the lease
 	if len(r.Leases) == 0 {
 		r.Epoch, r.RollTaken = 0, math.MaxUint64
 		return

@@ -46,12 +46,15 @@ const (
 	oversize           // admitted above the burst, which only a full bucket may
 	forced             // debts and refunds: nobody was asked
 	turn               // a limit comes into force
-	forgiven           // nobody knows what was owed beyond the burst
+	forgiven           // nobody knows what was owed beyond the least burst that a bucket may be made with since
 )
 
 // debtFor is how long something may still be admitted of a bucket that is in debt by what owners know: until they have
 // called back what holders have, or these have lost touch.
 const debtFor = 2500 * ms
+
+// heardBy is when everybody has heard of a limit.
+const heardBy = 400 * ms
 
 func newIdeal(first limiter.Limit) *ideal {
 	return &ideal{revs: []revision{{limit: first}}, durable: first.Durable(), scale: big.NewInt(int64(first.Rate.Per) * 100)}
@@ -61,6 +64,21 @@ func newIdeal(first limiter.Limit) *ideal {
 func (d *ideal) revise(at int64, l limiter.Limit) {
 	d.revs = append(d.revs, revision{l, at})
 	d.put(at, 0, turn)
+	for i := range d.entries { // a bucket that was empty at a takeover may be made with this one
+		d.settle(i)
+	}
+}
+
+// least is the least burst that a bucket may be made with that was empty at an instant: nodes hear of a limit late, and
+// of a bucket later still.
+func (d *ideal) least(at int64) (burst int64) {
+	burst = never
+	for i := range d.revs {
+		if i+1 == len(d.revs) || d.revs[i+1].from+heardBy > at {
+			burst = min(burst, d.revs[i].limit.Burst)
+		}
+	}
+	return burst
 }
 
 // most is the most generous rate and burst that may be in force at an instant.
@@ -101,12 +119,7 @@ func (d *ideal) settle(i int) {
 		d.over = fmt.Sprintf("%d admitted at %d ms, in debt since %d ms", e.amount, e.at/ms, e.debtor/ms)
 	}
 	if e.kind == forgiven {
-		switch {
-		case d.durable: // the ledger knows what was admitted, and of no debt
-			e.owed.Set(e.plain)
-		case e.owed.Cmp(&d.b) > 0:
-			e.owed.Set(&d.b)
-		}
+		d.forgive(e)
 	}
 	d.add(e.owed, e.amount)
 	if e.kind != forced || e.amount < 0 {
@@ -127,6 +140,21 @@ func (d *ideal) settle(i int) {
 	case e.kind == admitted && e.plain.Cmp(d.b.Mul(&d.b, d.scale)) > 0:
 		d.over = fmt.Sprintf("some window that ends at %d ms admitted %s over burst + 1.01·rate·w (burst %d, the last cost %d)",
 			e.at/ms, d.units(new(big.Int).Sub(e.plain, &d.b)), burst, e.amount)
+	}
+}
+
+// forgive lets what was owed beyond a burst go.
+func (d *ideal) forgive(e *entry) {
+	if d.durable { // the ledger knows what was admitted, and of no debt
+		e.owed.Set(e.plain)
+		return
+	}
+	d.b.SetInt64(d.least(e.at))
+	d.b.Mul(&d.b, d.scale)
+	for _, z := range []*big.Int{e.owed, e.plain} {
+		if z.Cmp(&d.b) > 0 {
+			z.Set(&d.b)
+		}
 	}
 }
 

@@ -66,6 +66,44 @@ func TestIdealRoom(t *testing.T) {
 	})
 }
 
+// A bucket that was empty at a takeover owes the burst that it is made with when somebody asks for it, even if that
+// is a lower one that came later; what was owed beyond it nobody knows.
+func TestIdealForgives(t *testing.T) {
+	limit := func(burst int64) limiter.Limit {
+		return limiter.Limit{Rate: limiter.Rate{Count: 1, Per: time.Second}, Burst: burst}
+	}
+	for _, tc := range []struct {
+		name  string
+		lower int64 // when the limit was 12 for a second; never: it was not
+		level int64
+	}{
+		{"one limit", never, 77},
+		{"lowered before", 500 * ms, 89},
+		{"lowered after", 2500 * ms, 89},
+		{"lowered and raised long before", -5000 * ms, 77},
+	} {
+		d := newIdeal(limit(50))
+		put := func() {
+			d.put(0, 26, admitted)
+			d.put(2000*ms, 0, forgiven)
+		}
+		if tc.lower < 0 {
+			d.revise(tc.lower, limit(12))
+			d.revise(tc.lower+1000*ms, limit(100))
+			put()
+		} else {
+			put()
+			if tc.lower != never {
+				d.revise(tc.lower, limit(12))
+			}
+			d.revise(max(tc.lower, 2000*ms)%never+1000*ms, limit(100))
+		}
+		if got := d.level(3600 * ms); got != tc.level || d.over != "" {
+			t.Errorf("%s: level %d, want %d; %s", tc.name, got, tc.level, d.over)
+		}
+	}
+}
+
 // A digest sees what is unexported, and no order of maps.
 func TestDigest(t *testing.T) {
 	type inner struct{ m map[string]*int64 }
