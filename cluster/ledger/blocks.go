@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"container/list"
 	"math"
 	"slices"
 	"time"
@@ -24,8 +23,7 @@ const (
 	sweepFull       = 64 // and where there is no room
 )
 
-// durable is a bucket of a durable limit: a level, of which owners hold blocks. It never changes;
-// its next state is another one, so that a capture needs only its pointer.
+// durable is a bucket of a durable limit: a level, of which owners hold blocks.
 //
 // After every command level + Σ outstanding ≤ capacity: what is held keeps the level down, and all
 // that can be spent at one instant is within the limit.
@@ -61,50 +59,15 @@ type draw struct {
 	want, least, holding, returned, debt int64
 }
 
-// durables is the table of the buckets, in the order in which they came, but that a bucket looked at
-// in vain goes to the end.
-type durables struct {
-	at    map[limiter.Key]*list.Element
-	queue list.List // of *durable
-	bytes int
-}
+// durables is the table of the buckets.
+type durables = table[limiter.Key, *durable]
 
-func newDurables() *durables { return &durables{at: map[limiter.Key]*list.Element{}} }
+func newDurables() *durables { return newTable[limiter.Key, *durable](MaxDurable, maxDurableBytes) }
+
+func (b *durable) name() limiter.Key { return b.key }
+func (b *durable) size() int         { return keySize(&b.key) }
 
 func keySize(k *limiter.Key) int { return len(k.Tenant) + len(k.Limit) + len(k.Subject) }
-
-func (t *durables) find(k limiter.Key) (*durable, bool) {
-	e, ok := t.at[k]
-	if !ok {
-		return nil, false
-	}
-	return e.Value.(*durable), true
-}
-
-func (t *durables) add(b *durable) {
-	t.at[b.key] = t.queue.PushBack(b)
-	t.bytes += keySize(&b.key)
-}
-
-func (t *durables) remove(e *list.Element) {
-	b := t.queue.Remove(e).(*durable)
-	delete(t.at, b.key)
-	t.bytes -= keySize(&b.key)
-}
-
-// all are the buckets in their order.
-func (t *durables) all() []*durable {
-	out := make([]*durable, 0, t.queue.Len())
-	for e := t.queue.Front(); e != nil; e = e.Next() {
-		out = append(out, e.Value.(*durable))
-	}
-	return out
-}
-
-// room says whether a bucket of that name may be added.
-func (t *durables) room(k *limiter.Key) bool {
-	return len(t.at) < MaxDurable && t.bytes+keySize(k) <= maxDurableBytes
-}
 
 func limitOf(m *ledgerpb.Limit) (limiter.Limit, error) {
 	if m.GetAlgorithm() > uint32(limiter.Semaphore) {
@@ -187,10 +150,10 @@ func (s *State) draw(d *draw) (changed bool, err error) {
 	case d.limit == nil:
 		return false, refuse(codeNotFound, "there is no bucket of the limit %q", d.key.Limit)
 	default:
-		if changed = s.sweep(now, sweepEach); !s.durables.room(&d.key) {
+		if changed = s.sweep(now, sweepEach); !s.durables.room(keySize(&d.key)) {
 			changed = s.sweep(now, sweepFull) || changed
 		}
-		if !s.durables.room(&d.key) {
+		if !s.durables.room(keySize(&d.key)) {
 			return changed, refuse(codeFull, "%d buckets of durable limits are in use, which is the most", len(s.durables.at))
 		}
 		old = &durable{key: d.key, limit: *d.limit}
@@ -205,7 +168,7 @@ func (s *State) draw(d *draw) (changed bool, err error) {
 	next.sum = s.enc.durable(&next)
 	if known {
 		s.hash.remove(old.sum)
-		s.durables.at[d.key].Value = &next
+		s.durables.put(&next)
 	} else {
 		s.durables.add(&next)
 	}
@@ -344,9 +307,12 @@ func (s *State) sweep(now int64, most int) (changed bool) {
 
 // gone says of a block's owner that it is in the view no more. Nobody follows it before all that it
 // lent has ended.
-func (s *State) gone(k *block) bool {
+func (s *State) gone(k *block) bool { return !s.member(k.owner) }
+
+// member says of an incarnation that it is in the view. While there is none, all are.
+func (s *State) member(incarnation uint64) bool {
 	v := s.work.View
-	return v != nil && !slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == k.owner })
+	return v == nil || slices.ContainsFunc(v.Members, func(m Member) bool { return m.Incarnation == incarnation })
 }
 
 // message is the bucket as snapshots carry it.

@@ -18,8 +18,8 @@ import (
 )
 
 // snapshotVersion is the newest form of a snapshot that ReadState reads. Write writes the oldest that can hold it: 1
-// has no durable buckets.
-const snapshotVersion = 2
+// has no durable buckets, and 2 no budgets.
+const snapshotVersion = 3
 
 // maxRecord bounds a record of a snapshot, in bytes: none is larger than a policy.
 const maxRecord = MaxCommand + 1<<20
@@ -33,12 +33,16 @@ type Capture struct {
 	audit    []*AuditEntry
 	done     []done
 	durables []*durable
+	budgets  []*account
 }
 
 // Capture takes the state as it is, in a time that does not depend on how many keys there
-// are (16384 shards), and that takes a few milliseconds for MaxDurable buckets. It is for the goroutine that applies.
+// are (16384 shards), and that takes a few milliseconds for MaxDurable buckets and as many accounts. It is for the goroutine that applies.
 func (s *State) Capture() *Capture {
-	return &Capture{facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last(), durables: s.durables.all()}
+	return &Capture{
+		facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last(),
+		durables: s.durables.all(), budgets: s.budgets.all(),
+	}
 }
 
 // Facts are those of the moment.
@@ -48,12 +52,9 @@ func (c *Capture) Facts() *Facts { return c.facts }
 // a varint. States that applied the same log write the same bytes.
 func (c *Capture) Write(w io.Writer) error {
 	sw := &snapshotWriter{w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New()}
-	f, version := c.facts, uint32(1)
-	if len(c.durables) > 0 {
-		version = snapshotVersion
-	}
+	f := c.facts
 	sw.message(&ledgerpb.Header{
-		Version: version, Index: f.Index, Changed: f.Changed, UnixNano: c.nano, ClusterId: f.ClusterID, StateHash: f.Hash[:],
+		Version: c.version(), Index: f.Index, Changed: f.Changed, UnixNano: c.nano, ClusterId: f.ClusterID, StateHash: f.Hash[:],
 	})
 	for _, p := range f.History {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Policy{Policy: &ledgerpb.PolicyRevision{
@@ -82,6 +83,9 @@ func (c *Capture) Write(w io.Writer) error {
 	for _, b := range c.durables {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Durable{Durable: b.message()}})
 	}
+	for _, a := range c.budgets {
+		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Budget{Budget: a.message()}})
+	}
 	for _, e := range c.audit {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Audit{Audit: &ledgerpb.AuditEntry{
 			Index: e.Index, UnixNano: nanoOrZero(e.Time), Actor: e.Actor, Action: e.Action, Object: e.Object, Before: e.Before, After: e.After,
@@ -98,6 +102,17 @@ func (c *Capture) Write(w io.Writer) error {
 		return fmt.Errorf("write a snapshot: %w", sw.err)
 	}
 	return nil
+}
+
+// version is the oldest that can hold it.
+func (c *Capture) version() uint32 {
+	switch {
+	case len(c.budgets) > 0:
+		return snapshotVersion
+	case len(c.durables) > 0:
+		return 2
+	}
+	return 1
 }
 
 func (c *Capture) writeKeys(sw *snapshotWriter) {
@@ -324,6 +339,8 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 		return sr.takeDone(b.Done)
 	case *ledgerpb.Record_Durable:
 		return sr.takeDurable(b.Durable)
+	case *ledgerpb.Record_Budget:
+		return sr.takeBudget(b.Budget)
 	default:
 		return sr.damaged("is of a kind that this version does not know")
 	}
@@ -353,12 +370,31 @@ func (sr *snapshotReader) takeDurable(m *ledgerpb.DurableBucket) error {
 		return sr.damaged("is no bucket of a durable limit: %v", err)
 	}
 	s := sr.state
-	if _, ok := s.durables.find(b.key); ok || !s.durables.room(&b.key) {
+	if _, ok := s.durables.find(b.key); ok || !s.durables.room(b.size()) {
 		return sr.damaged("is a bucket twice, or one too many")
 	}
 	b.sum = s.enc.durable(b)
 	s.hash.add(b.sum)
 	s.durables.add(b)
+	sr.record++
+	return nil
+}
+
+func (sr *snapshotReader) takeBudget(m *ledgerpb.BudgetAccount) error {
+	a, err := accountOf(m)
+	if err != nil {
+		return sr.damaged("is no account of a budget: %v", err)
+	}
+	s := sr.state
+	if _, ok := s.budgets.find(a.Key); ok || !s.budgets.room(a.size()) {
+		return sr.damaged("is an account twice, or one too many")
+	}
+	a.sum = s.enc.budget(a)
+	s.hash.add(a.sum)
+	s.budgets.add(a)
+	if a.untold() {
+		s.tell[a.Key] = struct{}{}
+	}
 	sr.record++
 	return nil
 }

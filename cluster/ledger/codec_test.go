@@ -162,7 +162,7 @@ func TestDamageIsNamed(t *testing.T) {
 		"a command twice":    {func(rs records, _ *ledgerpb.Header) records { return append(rs, rs[len(rs)-1]) }, "remembers a command twice"},
 		"a later record":     {func(rs records, _ *ledgerpb.Header) records { return append(rs, &ledgerpb.Record{}) }, "of a kind that this version does not know"},
 		"a short id":         {func(rs records, h *ledgerpb.Header) records { h.ClusterId = []byte{1}; return rs }, "a cluster id of 1 bytes"},
-		"a later version":    {func(rs records, h *ledgerpb.Header) records { h.Version = 3; return rs }, "written by a newer version"},
+		"a later version":    {func(rs records, h *ledgerpb.Header) records { h.Version = snapshotVersion + 1; return rs }, "written by a newer version"},
 		"no version":         {func(rs records, h *ledgerpb.Header) records { h.Version = 0; return rs }, "its header at byte 0 is not that of a ledger's snapshot"},
 	} {
 		s, err := ReadState(bytes.NewReader(edited(t, snapshot, c.edit)))

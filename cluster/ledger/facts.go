@@ -26,7 +26,8 @@ type Facts struct {
 	Tokens    Tokens
 	KeyCount  int
 	Durables  int // buckets of durable limits
-	// Hash is over the policy and its history, keys, kill switches, rungs, tokens and durable buckets: equal on
+	Budgets   int // accounts of budgets
+	// Hash is over the policy and its history, keys, kill switches, rungs, tokens, durable buckets and budgets: equal on
 	// replicas of equal content. See multisetHash for what it is good for.
 	Hash [32]byte
 }

@@ -19,8 +19,9 @@ import (
 // refused an entry it applies nothing more, takes no snapshot, and says so by onFailure:
 // a replica that guesses would diverge, one that panics would take the gateway with it.
 type fsm struct {
-	changed   func(*Facts) // not nil
-	onFailure func(error)  // not nil; called once
+	changed   func(*Facts)    // not nil
+	recalled  func(BudgetKey) // not nil
+	onFailure func(error)     // not nil; called once
 
 	mu       sync.Mutex // between an Apply, and a Capture from elsewhere
 	state    *State
@@ -38,7 +39,7 @@ type outcome struct {
 }
 
 func newFSM(changed func(*Facts), onFailure func(error)) *fsm {
-	return &fsm{state: NewState(), changed: changed, onFailure: onFailure}
+	return &fsm{state: NewState(), changed: changed, recalled: func(BudgetKey) {}, onFailure: onFailure}
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
@@ -70,10 +71,15 @@ func (f *fsm) ApplyBatch(entries []*raft.Log) []any {
 	}
 	failed := f.failed
 	tell = f.toTell(tell)
+	recalls := f.state.recalls
+	f.state.recalls = nil
 	f.wake()
 	f.mu.Unlock()
 	for _, facts := range tell {
 		f.changed(facts)
+	}
+	for _, key := range recalls {
+		f.recalled(key)
 	}
 	if before == nil && failed != nil {
 		f.onFailure(failed)
@@ -147,6 +153,13 @@ func (f *fsm) capture() (*Capture, error) {
 		return nil, f.failed
 	}
 	return f.state.Capture(), nil
+}
+
+// budgets are the accounts at this moment. Any goroutine may call it.
+func (f *fsm) budgets() []*account {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state.budgets.all()
 }
 
 // Snapshot freezes the state; Persist writes it while entries go on being applied.

@@ -59,7 +59,7 @@ var (
 	ErrBusy = errors.New("too many changes are waiting on this node: try again later")
 	// ErrTooLarge refuses a command above MaxCommand; nothing was done.
 	ErrTooLarge = errors.New("the change is too large")
-	// ErrWallOff says that the leader grants no blocks of durable limits; nothing was done.
+	// ErrWallOff says that the leader grants no blocks of durable limits and budgets; nothing was done.
 	ErrWallOff = errors.New("the leader's wall clock is more than a minute off the median of the voters': set it right")
 	// ErrStopped says that the ledger was closed, or its replica failed (see Failed).
 	ErrStopped = errors.New("the ledger of this node has stopped")
@@ -111,12 +111,16 @@ type Config struct {
 	// Stats asks another server how far its log reaches. Needed with Servers.
 	Stats func(context.Context, Server) (lastIndex, lastTerm uint64, lastContact time.Duration, err error)
 	// WallOff is how far this node's wall clock is ahead of the median of the voters'. A leader that is
-	// more than a minute off grants no blocks, and none before it knows; nil: it is right.
+	// more than a minute off applies nothing about blocks and budgets, and nothing before it knows; nil: it is right.
 	WallOff func() (ahead time.Duration, known bool)
-	// Changed is told of facts that changed, blocks of durable limits apart, in the goroutine that applies entries: it must
+	// Changed is told of facts that changed, blocks and what budgets spend apart, but of their alerts and spikes too, in the goroutine that applies entries: it must
 	// neither block nor call back. It is called before Open returns where a snapshot is
 	// restored. nil: nobody is told.
-	Changed    func(*Facts)
+	Changed func(*Facts)
+	// Recalled is told, on every node, that somebody asked for some of a budget's account and did not
+	// get it though others hold some: they should give back what they do not need. It is called as
+	// Changed is, also for entries of before when the log is read again. nil: nobody is told.
+	Recalled   func(BudgetKey)
 	Logger     *slog.Logger          // nil: slog.Default
 	Registerer prometheus.Registerer // nil: no metrics
 
@@ -154,6 +158,9 @@ func (c *Config) withDefaults() (Config, error) {
 	}
 	if d.Changed == nil {
 		d.Changed = func(*Facts) {}
+	}
+	if d.Recalled == nil {
+		d.Recalled = func(BudgetKey) {}
 	}
 	if d.Logger == nil {
 		d.Logger = slog.Default()
@@ -222,6 +229,7 @@ func Open(config Config) (*Ledger, error) {
 		proposals: make(chan struct{}, maxProposals), ready: make(chan struct{}),
 	}
 	l.fsm = newFSM(c.Changed, l.fail)
+	l.fsm.recalled = c.Recalled
 	leads := make(chan bool, 16)
 	if err := l.start(ctx, leads); err != nil {
 		stop()
@@ -589,7 +597,7 @@ func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attem
 	if v := command.GetVersion(); v > StateVersion || command.GetBody() == nil {
 		return attempt{err: fmt.Errorf("a change of version %d, of %d known to the leader %s: %w", v, StateVersion, l.config.ServerID, ErrUnknownCommand)}
 	}
-	if ofBlocks(command) && l.config.WallOff != nil {
+	if timed(command) && l.config.WallOff != nil {
 		switch ahead, known := l.config.WallOff(); {
 		case !known:
 			return attempt{}
@@ -624,6 +632,12 @@ func (l *Ledger) applyHere(ctx context.Context, command *ledgerpb.Command) attem
 		return attempt{unknown: true, err: l.Failed()}
 	}
 	return attempt{result: o.result}
+}
+
+// timed says of a command that what it does depends on the proposer's clock being right.
+func timed(c *ledgerpb.Command) bool {
+	_, adjusts := c.GetBody().(*ledgerpb.Command_AdjustBudget)
+	return adjusts || ofBlocks(c)
 }
 
 // submit puts an entry into raft's queue and waits for it or for ctx. Raft never answers what

@@ -18,9 +18,11 @@ var ErrDurableFull = errors.New("the ledger holds as many buckets of durable lim
 
 // StaleBlock is the error of a command that another has overtaken; nothing was done.
 type StaleBlock struct {
-	// N is the last of the owner's commands about the bucket that was applied. Its next must be higher: an
+	// N is the last of the owner's commands about the bucket or account that was applied. Its next must be higher: an
 	// owner that meets this after the ledger was restored goes on from there. 0: the bucket is another's.
 	N uint64
+	// Spent is, of a budget's account, all that the holder spent as far as the ledger knows.
+	Spent int64
 	// Epoch is the highest that named the bucket.
 	Epoch uint64
 }

@@ -16,8 +16,9 @@ import (
 // a command does, the bounds below and the forms of the state hash belong to it: another
 // behaviour is another version.
 //
-// 2 knows the blocks of durable limits; the arithmetic of package limiter that they use belongs to it.
-const StateVersion = 2
+// 2 knows the blocks of durable limits; the arithmetic of package limiter that they use belongs to it. 3 knows
+// the accounts of budgets.
+const StateVersion = 3
 
 // Bounds of what the state holds.
 const (
@@ -59,11 +60,13 @@ const (
 	codeInvalid  = "invalid"
 	codeStale    = "stale"
 	codeFull     = "full"
+	codePeriod   = "period"
+	codeNoMember = "no_member"
 )
 
 // Refusal is why a command was not done: a result's code and message as an error.
 type Refusal struct {
-	Code    string // conflict | not_found | exists | invalid | stale | full
+	Code    string // conflict | not_found | exists | invalid | stale | full | period | no_member
 	Message string // for people
 }
 
@@ -90,6 +93,9 @@ type State struct {
 	keys     *Keys
 	audit    auditTrail
 	durables *durables
+	budgets  *table[BudgetKey, *account]
+	tell     map[BudgetKey]struct{} // those of which people should be told
+	recalls  []BudgetKey            // of this batch: others want what is held of them
 
 	work Facts // what is published next
 	nano int64 // work.Time
@@ -97,7 +103,7 @@ type State struct {
 	done doneRing
 	enc  canon
 
-	// shown is the index of the last command that changed more than blocks.
+	// shown is the index of the last command that changed more than blocks and what budgets have spent.
 	shown uint64
 
 	// Of the command that is being applied.
@@ -105,11 +111,14 @@ type State struct {
 	actor string
 	stamp int64 // the proposer's clock
 	block *ledgerpb.BlockResult
+
+	budgetGave *ledgerpb.BudgetResult
+	shows      bool // though it is about a block, it changed what all see
 }
 
 // NewState is a state that no command was applied to.
 func NewState() *State {
-	s := &State{keys: newKeys(), durables: newDurables()}
+	s := &State{keys: newKeys(), durables: newDurables(), budgets: newTable[BudgetKey, *account](MaxBudgets, maxBudgetBytes), tell: map[BudgetKey]struct{}{}}
 	s.publish()
 	return s
 }
@@ -136,7 +145,7 @@ func (s *State) Audit(limit int, filter AuditFilter) []AuditEntry {
 
 func (s *State) publish() {
 	s.work.Time, s.work.KeyCount, s.work.Hash = timeOrZero(s.nano), s.keys.Len(), s.hash.sum()
-	s.work.Durables = len(s.durables.at)
+	s.work.Durables, s.work.Budgets = len(s.durables.at), len(s.budgets.at)
 	f := s.work
 	s.facts.Store(&f)
 }
@@ -147,7 +156,7 @@ func (s *State) Replace(o *State) {
 	s.keys.table.Store(o.keys.table.Load())
 	s.audit.replace(o.audit.entries())
 	s.work, s.nano, s.hash, s.done, s.shown = o.work, o.nano, o.hash, o.done, o.shown
-	s.durables = o.durables
+	s.durables, s.budgets, s.tell = o.durables, o.budgets, o.tell
 	s.publish()
 }
 
@@ -185,7 +194,7 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 		return known.result(), nil
 	}
 	s.index, s.actor, s.nano = index, cut(c.GetActor(), maxLabel), max(s.nano, c.GetUnixNano())
-	s.stamp, s.block = c.GetUnixNano(), nil
+	s.stamp, s.block, s.budgetGave, s.shows = c.GetUnixNano(), nil, nil, false
 	changed, err := false, error(nil)
 	if len(id) != 0 && len(id) != len(done{}.id) {
 		err = refuse(codeInvalid, "a command's id has %d bytes, not %d", len(id), len(done{}.id))
@@ -194,7 +203,7 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 	}
 	if changed {
 		s.work.Changed = index
-		if !ofBlocks(c) {
+		if s.shows || !ofBlocks(c) {
 			s.shown = index
 		}
 	}
@@ -208,14 +217,15 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 	}
 	s.publish()
 	r := d.result()
-	r.Block = s.block
+	r.Block, r.Budget = s.block, s.budgetGave
 	return r, nil
 }
 
-// ofBlocks says of a command that it is about blocks: it comes all the time, and shows in no Facts.
+// ofBlocks says of a command that it is about blocks: it comes all the time, and shows in no Facts
+// (but for what a budget's spending may set off).
 func ofBlocks(c *ledgerpb.Command) bool {
 	switch c.GetBody().(type) {
-	case *ledgerpb.Command_ReserveBlock, *ledgerpb.Command_SettleBlock:
+	case *ledgerpb.Command_ReserveBlock, *ledgerpb.Command_SettleBlock, *ledgerpb.Command_Budget:
 		return true
 	}
 	return false
@@ -225,14 +235,14 @@ func ofBlocks(c *ledgerpb.Command) bool {
 // without harm, and come all the time.
 func remembered(c *ledgerpb.Command) bool {
 	switch c.GetBody().(type) {
-	case *ledgerpb.Command_TouchKeys, *ledgerpb.Command_SetView, *ledgerpb.Command_Check:
+	case *ledgerpb.Command_TouchKeys, *ledgerpb.Command_SetView, *ledgerpb.Command_Check, *ledgerpb.Command_BudgetNotified:
 		return false
 	}
 	return !ofBlocks(c) // which have numbers of their own
 }
 
 // apply says whether something was changed. Its error is a *Refusal, and then nothing was but that
-// buckets may be forgotten.
+// buckets and accounts may be forgotten.
 func (s *State) apply(c *ledgerpb.Command) (changed bool, err error) {
 	switch b := c.GetBody().(type) {
 	case *ledgerpb.Command_Found:
@@ -261,6 +271,14 @@ func (s *State) apply(c *ledgerpb.Command) (changed bool, err error) {
 		return s.reserveBlock(b.ReserveBlock)
 	case *ledgerpb.Command_SettleBlock:
 		return s.settleBlock(b.SettleBlock)
+	case *ledgerpb.Command_Budget:
+		return s.budget(b.Budget)
+	case *ledgerpb.Command_AdjustBudget:
+		return s.adjustBudget(b.AdjustBudget)
+	case *ledgerpb.Command_ReleaseHolder:
+		return s.releaseHolder(b.ReleaseHolder)
+	case *ledgerpb.Command_BudgetNotified:
+		return s.budgetNotified(b.BudgetNotified)
 	case *ledgerpb.Command_Check:
 		if len(b.Check.GetHash()) != 32 {
 			return false, refuse(codeInvalid, "a hash has 32 bytes, not %d", len(b.Check.GetHash()))

@@ -159,6 +159,10 @@ type Command struct {
 	//	*Command_Check
 	//	*Command_ReserveBlock
 	//	*Command_SettleBlock
+	//	*Command_Budget
+	//	*Command_AdjustBudget
+	//	*Command_ReleaseHolder
+	//	*Command_BudgetNotified
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -355,6 +359,42 @@ func (x *Command) GetSettleBlock() *SettleBlock {
 	return nil
 }
 
+func (x *Command) GetBudget() *Budget {
+	if x != nil {
+		if x, ok := x.Body.(*Command_Budget); ok {
+			return x.Budget
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdjustBudget() *AdjustBudget {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AdjustBudget); ok {
+			return x.AdjustBudget
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseHolder() *ReleaseHolder {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseHolder); ok {
+			return x.ReleaseHolder
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetBudgetNotified() *BudgetNotified {
+	if x != nil {
+		if x, ok := x.Body.(*Command_BudgetNotified); ok {
+			return x.BudgetNotified
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -415,6 +455,22 @@ type Command_SettleBlock struct {
 	SettleBlock *SettleBlock `protobuf:"bytes,23,opt,name=settle_block,json=settleBlock,proto3,oneof"` // from version 2 on
 }
 
+type Command_Budget struct {
+	Budget *Budget `protobuf:"bytes,24,opt,name=budget,proto3,oneof"` // from version 3 on, as those below
+}
+
+type Command_AdjustBudget struct {
+	AdjustBudget *AdjustBudget `protobuf:"bytes,25,opt,name=adjust_budget,json=adjustBudget,proto3,oneof"`
+}
+
+type Command_ReleaseHolder struct {
+	ReleaseHolder *ReleaseHolder `protobuf:"bytes,26,opt,name=release_holder,json=releaseHolder,proto3,oneof"`
+}
+
+type Command_BudgetNotified struct {
+	BudgetNotified *BudgetNotified `protobuf:"bytes,27,opt,name=budget_notified,json=budgetNotified,proto3,oneof"`
+}
+
 func (*Command_Found) isCommand_Body() {}
 
 func (*Command_SetPolicy) isCommand_Body() {}
@@ -442,6 +498,14 @@ func (*Command_Check) isCommand_Body() {}
 func (*Command_ReserveBlock) isCommand_Body() {}
 
 func (*Command_SettleBlock) isCommand_Body() {}
+
+func (*Command_Budget) isCommand_Body() {}
+
+func (*Command_AdjustBudget) isCommand_Body() {}
+
+func (*Command_ReleaseHolder) isCommand_Body() {}
+
+func (*Command_BudgetNotified) isCommand_Body() {}
 
 // Found names a new cluster, once.
 type Found struct {
@@ -1762,6 +1826,897 @@ func (x *BlockResult) GetEpoch() uint64 {
 	return 0
 }
 
+// BudgetKey names an account: what one subject spends of a budget in one period.
+type BudgetKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Budget        string                 `protobuf:"bytes,2,opt,name=budget,proto3" json:"budget,omitempty"` // the bucket's name
+	Subject       []byte                 `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	Start         int64                  `protobuf:"varint,4,opt,name=start,proto3" json:"start,omitempty"` // of the period, nanoseconds since 1970
+	End           int64                  `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`     // both 0: it has no period
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetKey) Reset() {
+	*x = BudgetKey{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetKey) ProtoMessage() {}
+
+func (x *BudgetKey) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetKey.ProtoReflect.Descriptor instead.
+func (*BudgetKey) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *BudgetKey) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *BudgetKey) GetBudget() string {
+	if x != nil {
+		return x.Budget
+	}
+	return ""
+}
+
+func (x *BudgetKey) GetSubject() []byte {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *BudgetKey) GetStart() int64 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+func (x *BudgetKey) GetEnd() int64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
+// BudgetTerms are what an account may spend. Amounts are nano-dollars.
+type BudgetTerms struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Amount          int64                  `protobuf:"varint,1,opt,name=amount,proto3" json:"amount,omitempty"`
+	Revision        uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`                                      // where two meet in one account the higher one binds
+	WindowNs        int64                  `protobuf:"varint,3,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`                      // of a rolling budget: how long what is spent counts; 0: it does not roll
+	SlotNs          int64                  `protobuf:"varint,4,opt,name=slot_ns,json=slotNs,proto3" json:"slot_ns,omitempty"`                            // of a rolling budget: how exactly it is known when it was spent
+	Alerts          []uint32               `protobuf:"varint,5,rep,packed,name=alerts,proto3" json:"alerts,omitempty"`                                   // percent of the amount, rising
+	SpikeMillionths int64                  `protobuf:"varint,6,opt,name=spike_millionths,json=spikeMillionths,proto3" json:"spike_millionths,omitempty"` // of the trailing hour's mean minute; 0: no spikes
+	SpikeFloor      int64                  `protobuf:"varint,7,opt,name=spike_floor,json=spikeFloor,proto3" json:"spike_floor,omitempty"`                // a minute that spends less is no spike
+	SpikeKill       bool                   `protobuf:"varint,8,opt,name=spike_kill,json=spikeKill,proto3" json:"spike_kill,omitempty"`                   // a spike throws the tenant's kill switch
+	Label           string                 `protobuf:"bytes,9,opt,name=label,proto3" json:"label,omitempty"`                                             // the budget's name
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *BudgetTerms) Reset() {
+	*x = BudgetTerms{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetTerms) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetTerms) ProtoMessage() {}
+
+func (x *BudgetTerms) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetTerms.ProtoReflect.Descriptor instead.
+func (*BudgetTerms) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *BudgetTerms) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetSlotNs() int64 {
+	if x != nil {
+		return x.SlotNs
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetAlerts() []uint32 {
+	if x != nil {
+		return x.Alerts
+	}
+	return nil
+}
+
+func (x *BudgetTerms) GetSpikeMillionths() int64 {
+	if x != nil {
+		return x.SpikeMillionths
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetSpikeFloor() int64 {
+	if x != nil {
+		return x.SpikeFloor
+	}
+	return 0
+}
+
+func (x *BudgetTerms) GetSpikeKill() bool {
+	if x != nil {
+		return x.SpikeKill
+	}
+	return false
+}
+
+func (x *BudgetTerms) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+// Budget says what a holder spent and holds of an account, and asks for more. A repeated n
+// answers as it did.
+type Budget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *BudgetKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Terms         *BudgetTerms           `protobuf:"bytes,2,opt,name=terms,proto3" json:"terms,omitempty"`
+	Holder        uint64                 `protobuf:"varint,3,opt,name=holder,proto3" json:"holder,omitempty"`   // an incarnation
+	N             uint64                 `protobuf:"varint,4,opt,name=n,proto3" json:"n,omitempty"`             // rises with each command of this holder for this account
+	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`     // in all
+	Holding       int64                  `protobuf:"varint,6,opt,name=holding,proto3" json:"holding,omitempty"` // what of earlier blocks is not spent and not given back
+	Want          int64                  `protobuf:"varint,7,opt,name=want,proto3" json:"want,omitempty"`
+	Need          int64                  `protobuf:"varint,8,opt,name=need,proto3" json:"need,omitempty"`    // for one request: as much is granted where it is there, whatever is left then
+	Least         int64                  `protobuf:"varint,9,opt,name=least,proto3" json:"least,omitempty"`  // nothing is granted where less is left
+	Final         bool                   `protobuf:"varint,10,opt,name=final,proto3" json:"final,omitempty"` // the holder ends here
+	Lost          bool                   `protobuf:"varint,11,opt,name=lost,proto3" json:"lost,omitempty"`   // with final: all that it held counts as spent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Budget) Reset() {
+	*x = Budget{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Budget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Budget) ProtoMessage() {}
+
+func (x *Budget) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Budget.ProtoReflect.Descriptor instead.
+func (*Budget) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Budget) GetKey() *BudgetKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Budget) GetTerms() *BudgetTerms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *Budget) GetHolder() uint64 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *Budget) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *Budget) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *Budget) GetHolding() int64 {
+	if x != nil {
+		return x.Holding
+	}
+	return 0
+}
+
+func (x *Budget) GetWant() int64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+func (x *Budget) GetNeed() int64 {
+	if x != nil {
+		return x.Need
+	}
+	return 0
+}
+
+func (x *Budget) GetLeast() int64 {
+	if x != nil {
+		return x.Least
+	}
+	return 0
+}
+
+func (x *Budget) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+func (x *Budget) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+// AdjustBudget charges an account, or credits it.
+type AdjustBudget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *BudgetKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Amount        int64                  `protobuf:"varint,2,opt,name=amount,proto3" json:"amount,omitempty"` // negative is a credit
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdjustBudget) Reset() {
+	*x = AdjustBudget{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdjustBudget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdjustBudget) ProtoMessage() {}
+
+func (x *AdjustBudget) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdjustBudget.ProtoReflect.Descriptor instead.
+func (*AdjustBudget) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *AdjustBudget) GetKey() *BudgetKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *AdjustBudget) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *AdjustBudget) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ReleaseHolder takes back what a holder holds of all accounts. It is refused while the
+// holder is in the view.
+type ReleaseHolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holder        uint64                 `protobuf:"varint,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"` // its name, for the audit log
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseHolder) Reset() {
+	*x = ReleaseHolder{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseHolder) ProtoMessage() {}
+
+func (x *ReleaseHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseHolder.ProtoReflect.Descriptor instead.
+func (*ReleaseHolder) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ReleaseHolder) GetHolder() uint64 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *ReleaseHolder) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ReleaseHolder) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// BudgetNotified says what of an account people were told of.
+type BudgetNotified struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *BudgetKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Percent       uint32                 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"` // the alert
+	Spike         int64                  `protobuf:"varint,3,opt,name=spike,proto3" json:"spike,omitempty"`     // when the spike was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetNotified) Reset() {
+	*x = BudgetNotified{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetNotified) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetNotified) ProtoMessage() {}
+
+func (x *BudgetNotified) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetNotified.ProtoReflect.Descriptor instead.
+func (*BudgetNotified) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *BudgetNotified) GetKey() *BudgetKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *BudgetNotified) GetPercent() uint32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+func (x *BudgetNotified) GetSpike() int64 {
+	if x != nil {
+		return x.Spike
+	}
+	return 0
+}
+
+// BudgetResult is what came of Budget, AdjustBudget and ReleaseHolder; of a refused Budget
+// what is in force.
+type BudgetResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	N             uint64                 `protobuf:"varint,1,opt,name=n,proto3" json:"n,omitempty"`
+	Granted       int64                  `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"`
+	Spent         int64                  `protobuf:"varint,3,opt,name=spent,proto3" json:"spent,omitempty"` // of the account, by all
+	Amount        int64                  `protobuf:"varint,4,opt,name=amount,proto3" json:"amount,omitempty"`
+	Others        int64                  `protobuf:"varint,5,opt,name=others,proto3" json:"others,omitempty"`                     // outstanding with other holders
+	Free          int64                  `protobuf:"varint,6,opt,name=free,proto3" json:"free,omitempty"`                         // neither spent nor outstanding; negative is debt
+	UnixNano      int64                  `protobuf:"varint,7,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // the account's time
+	Lost          int64                  `protobuf:"varint,8,opt,name=lost,proto3" json:"lost,omitempty"`                         // what was counted as spent because it was lost
+	Closed        bool                   `protobuf:"varint,9,opt,name=closed,proto3" json:"closed,omitempty"`                     // the holder gets no more of the account
+	Known         int64                  `protobuf:"varint,10,opt,name=known,proto3" json:"known,omitempty"`                      // what the holder itself spent, of a stale one only
+	Freed         int64                  `protobuf:"varint,11,opt,name=freed,proto3" json:"freed,omitempty"`                      // of ReleaseHolder
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetResult) Reset() {
+	*x = BudgetResult{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetResult) ProtoMessage() {}
+
+func (x *BudgetResult) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetResult.ProtoReflect.Descriptor instead.
+func (*BudgetResult) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *BudgetResult) GetN() uint64 {
+	if x != nil {
+		return x.N
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetOthers() int64 {
+	if x != nil {
+		return x.Others
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetFree() int64 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+func (x *BudgetResult) GetKnown() int64 {
+	if x != nil {
+		return x.Known
+	}
+	return 0
+}
+
+func (x *BudgetResult) GetFreed() int64 {
+	if x != nil {
+		return x.Freed
+	}
+	return 0
+}
+
+// BudgetAccount is an account as snapshots carry it.
+type BudgetAccount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *BudgetKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Terms         *BudgetTerms           `protobuf:"bytes,2,opt,name=terms,proto3" json:"terms,omitempty"`
+	Born          int64                  `protobuf:"varint,3,opt,name=born,proto3" json:"born,omitempty"`                         // when it was first named
+	UnixNano      int64                  `protobuf:"varint,4,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // the newest time seen
+	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
+	Slots         []*BudgetSlot          `protobuf:"bytes,6,rep,name=slots,proto3" json:"slots,omitempty"`                            // of a rolling budget: what was spent when
+	Minutes       []*BudgetSlot          `protobuf:"bytes,7,rep,name=minutes,proto3" json:"minutes,omitempty"`                        // of the last hour, where spikes are looked for
+	Holders       []*BudgetHolder        `protobuf:"bytes,8,rep,name=holders,proto3" json:"holders,omitempty"`                        // by holder
+	Crossed       uint32                 `protobuf:"varint,9,opt,name=crossed,proto3" json:"crossed,omitempty"`                       // the highest alert that was passed, percent
+	Notified      uint32                 `protobuf:"varint,10,opt,name=notified,proto3" json:"notified,omitempty"`                    // the highest that people were told of
+	Spiked        int64                  `protobuf:"varint,11,opt,name=spiked,proto3" json:"spiked,omitempty"`                        // when the last spike was
+	SpikeTold     int64                  `protobuf:"varint,12,opt,name=spike_told,json=spikeTold,proto3" json:"spike_told,omitempty"` // the last that people were told of
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetAccount) Reset() {
+	*x = BudgetAccount{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetAccount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetAccount) ProtoMessage() {}
+
+func (x *BudgetAccount) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetAccount.ProtoReflect.Descriptor instead.
+func (*BudgetAccount) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *BudgetAccount) GetKey() *BudgetKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *BudgetAccount) GetTerms() *BudgetTerms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *BudgetAccount) GetBorn() int64 {
+	if x != nil {
+		return x.Born
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetSlots() []*BudgetSlot {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *BudgetAccount) GetMinutes() []*BudgetSlot {
+	if x != nil {
+		return x.Minutes
+	}
+	return nil
+}
+
+func (x *BudgetAccount) GetHolders() []*BudgetHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *BudgetAccount) GetCrossed() uint32 {
+	if x != nil {
+		return x.Crossed
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetNotified() uint32 {
+	if x != nil {
+		return x.Notified
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetSpiked() int64 {
+	if x != nil {
+		return x.Spiked
+	}
+	return 0
+}
+
+func (x *BudgetAccount) GetSpikeTold() int64 {
+	if x != nil {
+		return x.SpikeTold
+	}
+	return 0
+}
+
+type BudgetSlot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         int64                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // time / width of a slot
+	Amount        int64                  `protobuf:"varint,2,opt,name=amount,proto3" json:"amount,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetSlot) Reset() {
+	*x = BudgetSlot{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetSlot) ProtoMessage() {}
+
+func (x *BudgetSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetSlot.ProtoReflect.Descriptor instead.
+func (*BudgetSlot) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *BudgetSlot) GetIndex() int64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *BudgetSlot) GetAmount() int64 {
+	if x != nil {
+		return x.Amount
+	}
+	return 0
+}
+
+type BudgetHolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holder        uint64                 `protobuf:"varint,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	Spent         int64                  `protobuf:"varint,2,opt,name=spent,proto3" json:"spent,omitempty"`
+	Outstanding   int64                  `protobuf:"varint,3,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	Closed        bool                   `protobuf:"varint,4,opt,name=closed,proto3" json:"closed,omitempty"`
+	UnixNano      int64                  `protobuf:"varint,5,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // of its last command
+	Result        *BudgetResult          `protobuf:"bytes,6,opt,name=result,proto3" json:"result,omitempty"`                      // of its last command
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetHolder) Reset() {
+	*x = BudgetHolder{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetHolder) ProtoMessage() {}
+
+func (x *BudgetHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetHolder.ProtoReflect.Descriptor instead.
+func (*BudgetHolder) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *BudgetHolder) GetHolder() uint64 {
+	if x != nil {
+		return x.Holder
+	}
+	return 0
+}
+
+func (x *BudgetHolder) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *BudgetHolder) GetOutstanding() int64 {
+	if x != nil {
+		return x.Outstanding
+	}
+	return 0
+}
+
+func (x *BudgetHolder) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+func (x *BudgetHolder) GetUnixNano() int64 {
+	if x != nil {
+		return x.UnixNano
+	}
+	return 0
+}
+
+func (x *BudgetHolder) GetResult() *BudgetResult {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
 // Note writes into the audit log what was done without it, such as a node's override.
 type Note struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1775,7 +2730,7 @@ type Note struct {
 
 func (x *Note) Reset() {
 	*x = Note{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +2742,7 @@ func (x *Note) String() string {
 func (*Note) ProtoMessage() {}
 
 func (x *Note) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[19]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +2755,7 @@ func (x *Note) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Note.ProtoReflect.Descriptor instead.
 func (*Note) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{19}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Note) GetNode() string {
@@ -1843,7 +2798,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2810,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[20]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2823,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{20}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Check) GetIndex() uint64 {
@@ -1900,7 +2855,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +2867,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[21]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +2880,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{21}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AuditEntry) GetIndex() uint64 {
@@ -1991,7 +2946,7 @@ type PolicyRevision struct {
 
 func (x *PolicyRevision) Reset() {
 	*x = PolicyRevision{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2958,7 @@ func (x *PolicyRevision) String() string {
 func (*PolicyRevision) ProtoMessage() {}
 
 func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[22]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2971,7 @@ func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRevision.ProtoReflect.Descriptor instead.
 func (*PolicyRevision) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{22}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PolicyRevision) GetRevision() uint64 {
@@ -2074,7 +3029,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +3041,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[23]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +3054,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{23}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Kill) GetKind() KillKind {
@@ -2150,7 +3105,7 @@ type Rung struct {
 
 func (x *Rung) Reset() {
 	*x = Rung{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +3117,7 @@ func (x *Rung) String() string {
 func (*Rung) ProtoMessage() {}
 
 func (x *Rung) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[24]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +3130,7 @@ func (x *Rung) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rung.ProtoReflect.Descriptor instead.
 func (*Rung) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{24}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Rung) GetRung() string {
@@ -2230,7 +3185,7 @@ type DurableBucket struct {
 
 func (x *DurableBucket) Reset() {
 	*x = DurableBucket{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +3197,7 @@ func (x *DurableBucket) String() string {
 func (*DurableBucket) ProtoMessage() {}
 
 func (x *DurableBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[25]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +3210,7 @@ func (x *DurableBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DurableBucket.ProtoReflect.Descriptor instead.
 func (*DurableBucket) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{25}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DurableBucket) GetTenant() string {
@@ -2327,7 +3282,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +3294,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[26]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +3307,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{26}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Block) GetOwner() uint64 {
@@ -2394,7 +3349,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +3361,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[27]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +3374,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{27}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Done) GetId() []byte {
@@ -2439,18 +3394,19 @@ func (x *Done) GetResult() *Result {
 // Result is what applying a command gave. Empty code: it was done.
 type Result struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`          // conflict | not_found | exists | invalid | stale | full
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`          // conflict | not_found | exists | invalid | stale | full | period | no_member
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`    // for people
 	Revision      uint64                 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"` // of the policy, after
 	Index         uint64                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`       // of the log entry
 	Block         *BlockResult           `protobuf:"bytes,5,opt,name=block,proto3" json:"block,omitempty"`
+	Budget        *BudgetResult          `protobuf:"bytes,6,opt,name=budget,proto3" json:"budget,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +3418,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[28]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +3431,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{28}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Result) GetCode() string {
@@ -2513,6 +3469,13 @@ func (x *Result) GetBlock() *BlockResult {
 	return nil
 }
 
+func (x *Result) GetBudget() *BudgetResult {
+	if x != nil {
+		return x.Budget
+	}
+	return nil
+}
+
 // Header begins a snapshot; Records follow it, each with its length before it, in one order
 // that depends on the content only; Trailer ends it.
 type Header struct {
@@ -2529,7 +3492,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +3504,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +3517,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{29}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Header) GetVersion() uint32 {
@@ -2612,6 +3575,7 @@ type Record struct {
 	//	*Record_Audit
 	//	*Record_Done
 	//	*Record_Durable
+	//	*Record_Budget
 	//	*Record_Trailer
 	Body          isRecord_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -2620,7 +3584,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +3596,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +3609,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{30}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Record) GetBody() isRecord_Body {
@@ -2736,6 +3700,15 @@ func (x *Record) GetDurable() *DurableBucket {
 	return nil
 }
 
+func (x *Record) GetBudget() *BudgetAccount {
+	if x != nil {
+		if x, ok := x.Body.(*Record_Budget); ok {
+			return x.Budget
+		}
+	}
+	return nil
+}
+
 func (x *Record) GetTrailer() *Trailer {
 	if x != nil {
 		if x, ok := x.Body.(*Record_Trailer); ok {
@@ -2785,6 +3758,10 @@ type Record_Durable struct {
 	Durable *DurableBucket `protobuf:"bytes,9,opt,name=durable,proto3,oneof"` // from version 2 on
 }
 
+type Record_Budget struct {
+	Budget *BudgetAccount `protobuf:"bytes,10,opt,name=budget,proto3,oneof"` // from version 3 on
+}
+
 type Record_Trailer struct {
 	Trailer *Trailer `protobuf:"bytes,15,opt,name=trailer,proto3,oneof"`
 }
@@ -2807,6 +3784,8 @@ func (*Record_Done) isRecord_Body() {}
 
 func (*Record_Durable) isRecord_Body() {}
 
+func (*Record_Budget) isRecord_Body() {}
+
 func (*Record_Trailer) isRecord_Body() {}
 
 type Trailer struct {
@@ -2819,7 +3798,7 @@ type Trailer struct {
 
 func (x *Trailer) Reset() {
 	*x = Trailer{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3810,7 @@ func (x *Trailer) String() string {
 func (*Trailer) ProtoMessage() {}
 
 func (x *Trailer) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3823,7 @@ func (x *Trailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trailer.ProtoReflect.Descriptor instead.
 func (*Trailer) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{31}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Trailer) GetRecords() uint64 {
@@ -2865,7 +3844,7 @@ var File_cluster_ledger_ledgerpb_ledger_proto protoreflect.FileDescriptor
 
 const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\n" +
-	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\xd0\a\n" +
+	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\xea\t\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x1b\n" +
@@ -2889,7 +3868,11 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x04note\x18\x14 \x01(\v2\x18.headgate.ledger.v1.NoteH\x00R\x04note\x121\n" +
 	"\x05check\x18\x15 \x01(\v2\x19.headgate.ledger.v1.CheckH\x00R\x05check\x12G\n" +
 	"\rreserve_block\x18\x16 \x01(\v2 .headgate.ledger.v1.ReserveBlockH\x00R\freserveBlock\x12D\n" +
-	"\fsettle_block\x18\x17 \x01(\v2\x1f.headgate.ledger.v1.SettleBlockH\x00R\vsettleBlockB\x06\n" +
+	"\fsettle_block\x18\x17 \x01(\v2\x1f.headgate.ledger.v1.SettleBlockH\x00R\vsettleBlock\x124\n" +
+	"\x06budget\x18\x18 \x01(\v2\x1a.headgate.ledger.v1.BudgetH\x00R\x06budget\x12G\n" +
+	"\radjust_budget\x18\x19 \x01(\v2 .headgate.ledger.v1.AdjustBudgetH\x00R\fadjustBudget\x12J\n" +
+	"\x0erelease_holder\x18\x1a \x01(\v2!.headgate.ledger.v1.ReleaseHolderH\x00R\rreleaseHolder\x12M\n" +
+	"\x0fbudget_notified\x18\x1b \x01(\v2\".headgate.ledger.v1.BudgetNotifiedH\x00R\x0ebudgetNotifiedB\x06\n" +
 	"\x04body\"&\n" +
 	"\x05Found\x12\x1d\n" +
 	"\n" +
@@ -2998,7 +3981,89 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\x12\x14\n" +
 	"\x05level\x18\x04 \x01(\x03R\x05level\x12\x16\n" +
 	"\x06window\x18\x05 \x01(\x03R\x06window\x12\x14\n" +
-	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\"g\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\"}\n" +
+	"\tBudgetKey\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06budget\x18\x02 \x01(\tR\x06budget\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\fR\asubject\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\x03R\x05start\x12\x10\n" +
+	"\x03end\x18\x05 \x01(\x03R\x03end\"\x90\x02\n" +
+	"\vBudgetTerms\x12\x16\n" +
+	"\x06amount\x18\x01 \x01(\x03R\x06amount\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1b\n" +
+	"\twindow_ns\x18\x03 \x01(\x03R\bwindowNs\x12\x17\n" +
+	"\aslot_ns\x18\x04 \x01(\x03R\x06slotNs\x12\x16\n" +
+	"\x06alerts\x18\x05 \x03(\rR\x06alerts\x12)\n" +
+	"\x10spike_millionths\x18\x06 \x01(\x03R\x0fspikeMillionths\x12\x1f\n" +
+	"\vspike_floor\x18\a \x01(\x03R\n" +
+	"spikeFloor\x12\x1d\n" +
+	"\n" +
+	"spike_kill\x18\b \x01(\bR\tspikeKill\x12\x14\n" +
+	"\x05label\x18\t \x01(\tR\x05label\"\xae\x02\n" +
+	"\x06Budget\x12/\n" +
+	"\x03key\x18\x01 \x01(\v2\x1d.headgate.ledger.v1.BudgetKeyR\x03key\x125\n" +
+	"\x05terms\x18\x02 \x01(\v2\x1f.headgate.ledger.v1.BudgetTermsR\x05terms\x12\x16\n" +
+	"\x06holder\x18\x03 \x01(\x04R\x06holder\x12\f\n" +
+	"\x01n\x18\x04 \x01(\x04R\x01n\x12\x14\n" +
+	"\x05spent\x18\x05 \x01(\x03R\x05spent\x12\x18\n" +
+	"\aholding\x18\x06 \x01(\x03R\aholding\x12\x12\n" +
+	"\x04want\x18\a \x01(\x03R\x04want\x12\x12\n" +
+	"\x04need\x18\b \x01(\x03R\x04need\x12\x14\n" +
+	"\x05least\x18\t \x01(\x03R\x05least\x12\x14\n" +
+	"\x05final\x18\n" +
+	" \x01(\bR\x05final\x12\x12\n" +
+	"\x04lost\x18\v \x01(\bR\x04lost\"o\n" +
+	"\fAdjustBudget\x12/\n" +
+	"\x03key\x18\x01 \x01(\v2\x1d.headgate.ledger.v1.BudgetKeyR\x03key\x12\x16\n" +
+	"\x06amount\x18\x02 \x01(\x03R\x06amount\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"S\n" +
+	"\rReleaseHolder\x12\x16\n" +
+	"\x06holder\x18\x01 \x01(\x04R\x06holder\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"q\n" +
+	"\x0eBudgetNotified\x12/\n" +
+	"\x03key\x18\x01 \x01(\v2\x1d.headgate.ledger.v1.BudgetKeyR\x03key\x12\x18\n" +
+	"\apercent\x18\x02 \x01(\rR\apercent\x12\x14\n" +
+	"\x05spike\x18\x03 \x01(\x03R\x05spike\"\x85\x02\n" +
+	"\fBudgetResult\x12\f\n" +
+	"\x01n\x18\x01 \x01(\x04R\x01n\x12\x18\n" +
+	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\x03 \x01(\x03R\x05spent\x12\x16\n" +
+	"\x06amount\x18\x04 \x01(\x03R\x06amount\x12\x16\n" +
+	"\x06others\x18\x05 \x01(\x03R\x06others\x12\x12\n" +
+	"\x04free\x18\x06 \x01(\x03R\x04free\x12\x1b\n" +
+	"\tunix_nano\x18\a \x01(\x03R\bunixNano\x12\x12\n" +
+	"\x04lost\x18\b \x01(\x03R\x04lost\x12\x16\n" +
+	"\x06closed\x18\t \x01(\bR\x06closed\x12\x14\n" +
+	"\x05known\x18\n" +
+	" \x01(\x03R\x05known\x12\x14\n" +
+	"\x05freed\x18\v \x01(\x03R\x05freed\"\xd7\x03\n" +
+	"\rBudgetAccount\x12/\n" +
+	"\x03key\x18\x01 \x01(\v2\x1d.headgate.ledger.v1.BudgetKeyR\x03key\x125\n" +
+	"\x05terms\x18\x02 \x01(\v2\x1f.headgate.ledger.v1.BudgetTermsR\x05terms\x12\x12\n" +
+	"\x04born\x18\x03 \x01(\x03R\x04born\x12\x1b\n" +
+	"\tunix_nano\x18\x04 \x01(\x03R\bunixNano\x12\x14\n" +
+	"\x05spent\x18\x05 \x01(\x03R\x05spent\x124\n" +
+	"\x05slots\x18\x06 \x03(\v2\x1e.headgate.ledger.v1.BudgetSlotR\x05slots\x128\n" +
+	"\aminutes\x18\a \x03(\v2\x1e.headgate.ledger.v1.BudgetSlotR\aminutes\x12:\n" +
+	"\aholders\x18\b \x03(\v2 .headgate.ledger.v1.BudgetHolderR\aholders\x12\x18\n" +
+	"\acrossed\x18\t \x01(\rR\acrossed\x12\x1a\n" +
+	"\bnotified\x18\n" +
+	" \x01(\rR\bnotified\x12\x16\n" +
+	"\x06spiked\x18\v \x01(\x03R\x06spiked\x12\x1d\n" +
+	"\n" +
+	"spike_told\x18\f \x01(\x03R\tspikeTold\":\n" +
+	"\n" +
+	"BudgetSlot\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x03R\x05index\x12\x16\n" +
+	"\x06amount\x18\x02 \x01(\x03R\x06amount\"\xcd\x01\n" +
+	"\fBudgetHolder\x12\x16\n" +
+	"\x06holder\x18\x01 \x01(\x04R\x06holder\x12\x14\n" +
+	"\x05spent\x18\x02 \x01(\x03R\x05spent\x12 \n" +
+	"\voutstanding\x18\x03 \x01(\x03R\voutstanding\x12\x16\n" +
+	"\x06closed\x18\x04 \x01(\bR\x06closed\x12\x1b\n" +
+	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x128\n" +
+	"\x06result\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06result\"g\n" +
 	"\x04Note\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tunix_nano\x18\x02 \x01(\x03R\bunixNano\x12\x16\n" +
@@ -3051,13 +4116,14 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06result\x18\x04 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x06result\"J\n" +
 	"\x04Done\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x122\n" +
-	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"\x9f\x01\n" +
+	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"\xd9\x01\n" +
 	"\x06Result\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x14\n" +
 	"\x05index\x18\x04 \x01(\x04R\x05index\x125\n" +
-	"\x05block\x18\x05 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x05block\"\xad\x01\n" +
+	"\x05block\x18\x05 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x05block\x128\n" +
+	"\x06budget\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06budget\"\xad\x01\n" +
 	"\x06Header\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1b\n" +
@@ -3066,7 +4132,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\fR\tclusterId\x12\x1d\n" +
 	"\n" +
 	"state_hash\x18\x05 \x01(\fR\tstateHash\x12\x18\n" +
-	"\achanged\x18\x06 \x01(\x04R\achanged\"\x9e\x04\n" +
+	"\achanged\x18\x06 \x01(\x04R\achanged\"\xdb\x04\n" +
 	"\x06Record\x12<\n" +
 	"\x06policy\x18\x01 \x01(\v2\".headgate.ledger.v1.PolicyRevisionH\x00R\x06policy\x12+\n" +
 	"\x03key\x18\x02 \x01(\v2\x17.headgate.ledger.v1.KeyH\x00R\x03key\x12.\n" +
@@ -3076,7 +4142,9 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x05token\x18\x06 \x01(\v2\x19.headgate.ledger.v1.TokenH\x00R\x05token\x126\n" +
 	"\x05audit\x18\a \x01(\v2\x1e.headgate.ledger.v1.AuditEntryH\x00R\x05audit\x12.\n" +
 	"\x04done\x18\b \x01(\v2\x18.headgate.ledger.v1.DoneH\x00R\x04done\x12=\n" +
-	"\adurable\x18\t \x01(\v2!.headgate.ledger.v1.DurableBucketH\x00R\adurable\x127\n" +
+	"\adurable\x18\t \x01(\v2!.headgate.ledger.v1.DurableBucketH\x00R\adurable\x12;\n" +
+	"\x06budget\x18\n" +
+	" \x01(\v2!.headgate.ledger.v1.BudgetAccountH\x00R\x06budget\x127\n" +
 	"\atrailer\x18\x0f \x01(\v2\x1b.headgate.ledger.v1.TrailerH\x00R\atrailerB\x06\n" +
 	"\x04body\";\n" +
 	"\aTrailer\x12\x18\n" +
@@ -3108,7 +4176,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP() []byte {
 }
 
 var file_cluster_ledger_ledgerpb_ledger_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_cluster_ledger_ledgerpb_ledger_proto_goTypes = []any{
 	(KillKind)(0),          // 0: headgate.ledger.v1.KillKind
 	(Role)(0),              // 1: headgate.ledger.v1.Role
@@ -3131,19 +4199,29 @@ var file_cluster_ledger_ledgerpb_ledger_proto_goTypes = []any{
 	(*ReserveBlock)(nil),   // 18: headgate.ledger.v1.ReserveBlock
 	(*SettleBlock)(nil),    // 19: headgate.ledger.v1.SettleBlock
 	(*BlockResult)(nil),    // 20: headgate.ledger.v1.BlockResult
-	(*Note)(nil),           // 21: headgate.ledger.v1.Note
-	(*Check)(nil),          // 22: headgate.ledger.v1.Check
-	(*AuditEntry)(nil),     // 23: headgate.ledger.v1.AuditEntry
-	(*PolicyRevision)(nil), // 24: headgate.ledger.v1.PolicyRevision
-	(*Kill)(nil),           // 25: headgate.ledger.v1.Kill
-	(*Rung)(nil),           // 26: headgate.ledger.v1.Rung
-	(*DurableBucket)(nil),  // 27: headgate.ledger.v1.DurableBucket
-	(*Block)(nil),          // 28: headgate.ledger.v1.Block
-	(*Done)(nil),           // 29: headgate.ledger.v1.Done
-	(*Result)(nil),         // 30: headgate.ledger.v1.Result
-	(*Header)(nil),         // 31: headgate.ledger.v1.Header
-	(*Record)(nil),         // 32: headgate.ledger.v1.Record
-	(*Trailer)(nil),        // 33: headgate.ledger.v1.Trailer
+	(*BudgetKey)(nil),      // 21: headgate.ledger.v1.BudgetKey
+	(*BudgetTerms)(nil),    // 22: headgate.ledger.v1.BudgetTerms
+	(*Budget)(nil),         // 23: headgate.ledger.v1.Budget
+	(*AdjustBudget)(nil),   // 24: headgate.ledger.v1.AdjustBudget
+	(*ReleaseHolder)(nil),  // 25: headgate.ledger.v1.ReleaseHolder
+	(*BudgetNotified)(nil), // 26: headgate.ledger.v1.BudgetNotified
+	(*BudgetResult)(nil),   // 27: headgate.ledger.v1.BudgetResult
+	(*BudgetAccount)(nil),  // 28: headgate.ledger.v1.BudgetAccount
+	(*BudgetSlot)(nil),     // 29: headgate.ledger.v1.BudgetSlot
+	(*BudgetHolder)(nil),   // 30: headgate.ledger.v1.BudgetHolder
+	(*Note)(nil),           // 31: headgate.ledger.v1.Note
+	(*Check)(nil),          // 32: headgate.ledger.v1.Check
+	(*AuditEntry)(nil),     // 33: headgate.ledger.v1.AuditEntry
+	(*PolicyRevision)(nil), // 34: headgate.ledger.v1.PolicyRevision
+	(*Kill)(nil),           // 35: headgate.ledger.v1.Kill
+	(*Rung)(nil),           // 36: headgate.ledger.v1.Rung
+	(*DurableBucket)(nil),  // 37: headgate.ledger.v1.DurableBucket
+	(*Block)(nil),          // 38: headgate.ledger.v1.Block
+	(*Done)(nil),           // 39: headgate.ledger.v1.Done
+	(*Result)(nil),         // 40: headgate.ledger.v1.Result
+	(*Header)(nil),         // 41: headgate.ledger.v1.Header
+	(*Record)(nil),         // 42: headgate.ledger.v1.Record
+	(*Trailer)(nil),        // 43: headgate.ledger.v1.Trailer
 }
 var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	3,  // 0: headgate.ledger.v1.Command.found:type_name -> headgate.ledger.v1.Found
@@ -3156,39 +4234,55 @@ var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	13, // 7: headgate.ledger.v1.Command.set_view:type_name -> headgate.ledger.v1.SetView
 	15, // 8: headgate.ledger.v1.Command.create_token:type_name -> headgate.ledger.v1.CreateToken
 	16, // 9: headgate.ledger.v1.Command.revoke_token:type_name -> headgate.ledger.v1.RevokeToken
-	21, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
-	22, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
+	31, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
+	32, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
 	18, // 12: headgate.ledger.v1.Command.reserve_block:type_name -> headgate.ledger.v1.ReserveBlock
 	19, // 13: headgate.ledger.v1.Command.settle_block:type_name -> headgate.ledger.v1.SettleBlock
-	5,  // 14: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
-	5,  // 15: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
-	0,  // 16: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
-	11, // 17: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
-	12, // 18: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
-	1,  // 19: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
-	14, // 20: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
-	17, // 21: headgate.ledger.v1.ReserveBlock.spec:type_name -> headgate.ledger.v1.Limit
-	0,  // 22: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
-	17, // 23: headgate.ledger.v1.DurableBucket.spec:type_name -> headgate.ledger.v1.Limit
-	28, // 24: headgate.ledger.v1.DurableBucket.blocks:type_name -> headgate.ledger.v1.Block
-	20, // 25: headgate.ledger.v1.Block.result:type_name -> headgate.ledger.v1.BlockResult
-	30, // 26: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
-	20, // 27: headgate.ledger.v1.Result.block:type_name -> headgate.ledger.v1.BlockResult
-	24, // 28: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
-	5,  // 29: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
-	25, // 30: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
-	26, // 31: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
-	12, // 32: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
-	14, // 33: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
-	23, // 34: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
-	29, // 35: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
-	27, // 36: headgate.ledger.v1.Record.durable:type_name -> headgate.ledger.v1.DurableBucket
-	33, // 37: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	23, // 14: headgate.ledger.v1.Command.budget:type_name -> headgate.ledger.v1.Budget
+	24, // 15: headgate.ledger.v1.Command.adjust_budget:type_name -> headgate.ledger.v1.AdjustBudget
+	25, // 16: headgate.ledger.v1.Command.release_holder:type_name -> headgate.ledger.v1.ReleaseHolder
+	26, // 17: headgate.ledger.v1.Command.budget_notified:type_name -> headgate.ledger.v1.BudgetNotified
+	5,  // 18: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
+	5,  // 19: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
+	0,  // 20: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
+	11, // 21: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
+	12, // 22: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
+	1,  // 23: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
+	14, // 24: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
+	17, // 25: headgate.ledger.v1.ReserveBlock.spec:type_name -> headgate.ledger.v1.Limit
+	21, // 26: headgate.ledger.v1.Budget.key:type_name -> headgate.ledger.v1.BudgetKey
+	22, // 27: headgate.ledger.v1.Budget.terms:type_name -> headgate.ledger.v1.BudgetTerms
+	21, // 28: headgate.ledger.v1.AdjustBudget.key:type_name -> headgate.ledger.v1.BudgetKey
+	21, // 29: headgate.ledger.v1.BudgetNotified.key:type_name -> headgate.ledger.v1.BudgetKey
+	21, // 30: headgate.ledger.v1.BudgetAccount.key:type_name -> headgate.ledger.v1.BudgetKey
+	22, // 31: headgate.ledger.v1.BudgetAccount.terms:type_name -> headgate.ledger.v1.BudgetTerms
+	29, // 32: headgate.ledger.v1.BudgetAccount.slots:type_name -> headgate.ledger.v1.BudgetSlot
+	29, // 33: headgate.ledger.v1.BudgetAccount.minutes:type_name -> headgate.ledger.v1.BudgetSlot
+	30, // 34: headgate.ledger.v1.BudgetAccount.holders:type_name -> headgate.ledger.v1.BudgetHolder
+	27, // 35: headgate.ledger.v1.BudgetHolder.result:type_name -> headgate.ledger.v1.BudgetResult
+	0,  // 36: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
+	17, // 37: headgate.ledger.v1.DurableBucket.spec:type_name -> headgate.ledger.v1.Limit
+	38, // 38: headgate.ledger.v1.DurableBucket.blocks:type_name -> headgate.ledger.v1.Block
+	20, // 39: headgate.ledger.v1.Block.result:type_name -> headgate.ledger.v1.BlockResult
+	40, // 40: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
+	20, // 41: headgate.ledger.v1.Result.block:type_name -> headgate.ledger.v1.BlockResult
+	27, // 42: headgate.ledger.v1.Result.budget:type_name -> headgate.ledger.v1.BudgetResult
+	34, // 43: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
+	5,  // 44: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
+	35, // 45: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
+	36, // 46: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
+	12, // 47: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
+	14, // 48: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
+	33, // 49: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
+	39, // 50: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
+	37, // 51: headgate.ledger.v1.Record.durable:type_name -> headgate.ledger.v1.DurableBucket
+	28, // 52: headgate.ledger.v1.Record.budget:type_name -> headgate.ledger.v1.BudgetAccount
+	43, // 53: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
+	54, // [54:54] is the sub-list for method output_type
+	54, // [54:54] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_cluster_ledger_ledgerpb_ledger_proto_init() }
@@ -3211,9 +4305,13 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Command_Check)(nil),
 		(*Command_ReserveBlock)(nil),
 		(*Command_SettleBlock)(nil),
+		(*Command_Budget)(nil),
+		(*Command_AdjustBudget)(nil),
+		(*Command_ReleaseHolder)(nil),
+		(*Command_BudgetNotified)(nil),
 	}
 	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[2].OneofWrappers = []any{}
-	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30].OneofWrappers = []any{
+	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40].OneofWrappers = []any{
 		(*Record_Policy)(nil),
 		(*Record_Key)(nil),
 		(*Record_Kill)(nil),
@@ -3223,6 +4321,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Record_Audit)(nil),
 		(*Record_Done)(nil),
 		(*Record_Durable)(nil),
+		(*Record_Budget)(nil),
 		(*Record_Trailer)(nil),
 	}
 	type x struct{}
@@ -3231,7 +4330,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc), len(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   32,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
