@@ -3,6 +3,7 @@ package ledger
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"net/url"
 	"regexp"
 	"slices"
@@ -34,6 +35,9 @@ var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$`)
 // wordPattern tells a word from a regular expression.
 var wordPattern = regexp.MustCompile(`^[a-z_]*$`)
 
+// envPattern is what names of environment variables look like.
+var envPattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
 // found is a Problem with its place in the YAML.
 type found struct {
 	Problem
@@ -42,8 +46,9 @@ type found struct {
 
 // checker gathers problems.
 type checker struct {
-	found []found
-	p     *Policy
+	found     []found
+	p         *Policy
+	calendars calendars
 }
 
 // place is where in the policy something stands: for people and for the parser.
@@ -116,9 +121,9 @@ func (c *checker) notNegative(at place, n int64) {
 	}
 }
 
-// check finds everything wrong with p.
+// check finds everything wrong with p but prices that are missing: see unpriced.
 func (p *Policy) check() []found {
-	c := &checker{p: p}
+	c := &checker{p: p, calendars: calendars{}}
 	root := place{"", "$"}
 	if p.Version != 1 {
 		c.add(root.field("version"), "version must be 1, the only one there is")
@@ -138,13 +143,17 @@ func (p *Policy) check() []found {
 			}
 		}
 	}
-	globals := map[string]bool{}
+	globals, globalBudgets := map[string]bool{}, map[string]bool{}
 	for i := range p.Global.Limits {
 		c.limit(root.field("global").item("limits", i, p.Global.Limits[i].Name), &p.Global.Limits[i], globals, true)
 	}
-	for i := range p.Plans {
-		c.plan(root.item("plans", i, p.Plans[i].Name), &p.Plans[i], plans, globals)
+	for i := range p.Global.Budgets {
+		c.budget(root.field("global").item("budgets", i, p.Global.Budgets[i].Name), &p.Global.Budgets[i], globalBudgets, true)
 	}
+	for i := range p.Plans {
+		c.plan(root.item("plans", i, p.Plans[i].Name), &p.Plans[i], plans, globals, globalBudgets)
+	}
+	c.notify(root.field("notify"), &p.Notify)
 	for i := range p.Surfaces {
 		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces)
 	}
@@ -192,22 +201,119 @@ func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
 	c.notNegative(at.field("default_output_tokens"), m.DefaultOutput)
 	c.notNegative(at.field("image_tokens"), m.ImageTokens)
 	c.notNegative(at.field("audio_tokens"), m.AudioTokens)
+	c.prices(at, &m.Price, &m.Flat, m.Gratis)
+	for i := range m.Prices {
+		d, in := &m.Prices[i], at.item("prices", i, "")
+		if d.From.IsZero() {
+			c.add(in.field("from"), "prices need the moment from which they hold, as in from: 2027-01-01")
+		} else if i > 0 && !time.Time(d.From).After(time.Time(m.Prices[i-1].From)) {
+			c.add(in.field("from"), "prices must come in the order of their moments")
+		}
+		c.prices(in, &d.Price, &d.Flat, d.Gratis)
+		c.stated(in, &d.Price, d.Gratis, "these prices replace all of before, and don't say what the model costs")
+	}
 }
 
-func (c *checker) plan(at place, p *Plan, seen, globals map[string]bool) {
-	c.name(at.field("name"), p.Name, seen)
-	names := map[string]bool{}
-	for g := range globals {
-		names[g] = true
+// prices checks what one moment's prices say.
+func (c *checker) prices(at place, p *Price, f *Flat, gratis bool) {
+	priced := *f != Flat{}
+	for _, k := range p.kinds() {
+		if k.price != nil && (*k.price < 0 || *k.price > maxUSD) {
+			c.add(at.field("price_per_million").field(k.name), "%s is not between 0.00 and %s dollars", *k.price, maxUSD)
+		}
+		priced = priced || k.price != nil && *k.price != 0
 	}
+	if gratis && priced {
+		c.add(at.field("free"), "a free model has no prices: remove them, or free")
+	}
+	for _, k := range f.kinds() {
+		if *k.price < 0 || *k.price > maxUSD {
+			c.add(at.field("price_flat").field(k.name), "%s is not between 0.00 and %s dollars", *k.price, maxUSD)
+		}
+	}
+}
+
+// stated checks that prices say what input and output cost.
+func (c *checker) stated(at place, p *Price, gratis bool, why string) {
+	field := at.field("price_per_million")
+	switch {
+	case gratis || p.Input != nil && p.Output != nil:
+		return
+	case p.Input != nil:
+		field = field.field("output")
+	case p.Output != nil:
+		field = field.field("input")
+	}
+	c.add(field, `%s: state its input and output, where it has none as "0.00", or write free: true`, why)
+}
+
+// unpriced finds the models of which nothing says what they cost, where money is limited: they would be
+// free by an oversight.
+func (p *Policy) unpriced() []found {
+	limit := p.limitsMoney()
+	if limit == "" {
+		return nil
+	}
+	c := &checker{p: p}
+	for i := range p.Models {
+		m := &p.Models[i]
+		c.stated(place{"", "$"}.item("models", i, m.Name), &m.Price, m.Gratis,
+			fmt.Sprintf("%s limits money, and nothing says what the model %q costs", limit, m.Name))
+	}
+	return c.found
+}
+
+// limitsMoney names the first budget, or limit in dollars; "" where there is none.
+func (p *Policy) limitsMoney() string {
+	first := func(at place, ls []Limit, bs []Budget) string {
+		if len(bs) > 0 {
+			return at.item("budgets", 0, bs[0].Name).human
+		}
+		if i := slices.IndexFunc(ls, func(l Limit) bool { return l.Unit == "usd" }); i >= 0 {
+			return at.item("limits", i, ls[i].Name).human
+		}
+		return ""
+	}
+	root := place{"", "$"}
+	for i := range p.Plans {
+		if s := first(root.item("plans", i, p.Plans[i].Name), p.Plans[i].Limits, p.Plans[i].Budgets); s != "" {
+			return s
+		}
+	}
+	return first(root.field("global"), p.Global.Limits, p.Global.Budgets)
+}
+
+func (c *checker) notify(at place, n *Notify) {
+	if n.Webhook != "" {
+		if u, err := url.Parse(n.Webhook); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			c.add(at.field("webhook"), "a webhook is an http:// or https:// URL") // not quoted: it may hold a secret
+		} else if u.User != nil {
+			c.add(at.field("webhook"), "a policy holds no secrets: put the token into an environment variable of the nodes, and its name into token_env")
+		}
+	}
+	switch {
+	case n.TokenEnv == "":
+	case n.Webhook == "":
+		c.add(at.field("token_env"), "a token without a webhook does nothing; remove it, or write webhook: https://…")
+	case !envPattern.MatchString(n.TokenEnv):
+		c.add(at.field("token_env"), "name an environment variable, as in BUDGET_HOOK_TOKEN")
+	}
+}
+
+func (c *checker) plan(at place, p *Plan, seen, globals, globalBudgets map[string]bool) {
+	c.name(at.field("name"), p.Name, seen)
+	names, budgets := maps.Clone(globals), maps.Clone(globalBudgets)
 	for i := range p.Limits {
 		c.limit(at.item("limits", i, p.Limits[i].Name), &p.Limits[i], names, false)
 	}
 	if n := len(p.Limits) + len(globals); n > limiter.MaxCharges {
 		c.add(at.field("limits"), "%d limits apply to one request, with the global ones; %d are allowed", n, limiter.MaxCharges)
 	}
-	if len(p.Budgets) > 0 {
-		c.add(at.field("budgets"), "budgets are not available yet; remove them, or limit the unit usd by a rate")
+	for i := range p.Budgets {
+		c.budget(at.item("budgets", i, p.Budgets[i].Name), &p.Budgets[i], budgets, false)
+	}
+	if n := len(p.Budgets) + len(globalBudgets); n > maxBudgets {
+		c.add(at.field("budgets"), "%d budgets apply to one request, with the global ones; %d are allowed", n, maxBudgets)
 	}
 	if p.SpreadUsers && !slices.ContainsFunc(p.Limits, func(l Limit) bool { return l.spreads() }) {
 		c.add(at.field("spread_users"), "spread_users is for limits whose scope names user, and the plan has none: remove it, or write such a scope")
@@ -261,19 +367,7 @@ func (c *checker) shares(at place, t *Tenant, seen map[limitSet]bool) {
 
 func (c *checker) limit(at place, l *Limit, seen map[string]bool, global bool) {
 	c.name(at.field("name"), l.Name, seen)
-	parts := strings.Split(l.Scope, "+")
-	for _, part := range parts {
-		c.oneOf(at.field("scope"), part, scopeParts, false)
-	}
-	if slices.Sort(parts); len(slices.Compact(slices.Clone(parts))) < len(parts) {
-		c.add(at.field("scope"), "%q names a part twice", l.Scope)
-	}
-	if slices.Contains(parts, "global") && len(parts) > 1 {
-		c.add(at.field("scope"), "global can't be combined")
-	}
-	if global && slices.ContainsFunc(parts, func(s string) bool { return s != "global" && s != "model" }) {
-		c.add(at.field("scope"), "a global limit has scope global or model; put the others into plans")
-	}
+	c.scope(at.field("scope"), l.Scope, "limit", global)
 	c.oneOf(at.field("unit"), l.Unit, unitNames, false)
 	c.oneOf(at.field("unavailable"), l.Unavailable, unavailables, true)
 	if time.Duration(l.Wait) > time.Minute {
@@ -284,6 +378,23 @@ func (c *checker) limit(at place, l *Limit, seen map[string]bool, global bool) {
 	}
 	if _, field, err := l.compile(); err != nil {
 		c.add(at.field(field), "%v", err)
+	}
+}
+
+// scope checks what a limit or a budget counts apart.
+func (c *checker) scope(at place, scope, what string, global bool) {
+	parts := strings.Split(scope, "+")
+	for _, part := range parts {
+		c.oneOf(at, part, scopeParts, false)
+	}
+	if slices.Sort(parts); len(slices.Compact(slices.Clone(parts))) < len(parts) {
+		c.add(at, "%q names a part twice", scope)
+	}
+	if slices.Contains(parts, "global") && len(parts) > 1 {
+		c.add(at, "global can't be combined")
+	}
+	if global && slices.ContainsFunc(parts, func(s string) bool { return s != "global" && s != "model" }) {
+		c.add(at, "a global %s has scope global or model; put the others into plans", what)
 	}
 }
 

@@ -56,6 +56,14 @@ func (ps Problems) Error() string {
 
 // ParsePolicy reads and validates a policy. Its error is of type Problems.
 func ParsePolicy(text []byte) (*Policy, error) {
+	return parsePolicy(text, func(p *Policy) []found { return append(p.check(), p.unpriced()...) })
+}
+
+// ParseInForce is ParsePolicy for the text of a policy that is in force, or was: what only a new policy is
+// refused for, a price that is missing, has been accepted by an earlier release.
+func ParseInForce(text []byte) (*Policy, error) { return parsePolicy(text, (*Policy).check) }
+
+func parsePolicy(text []byte, check func(*Policy) []found) (*Policy, error) {
 	file, problem := parseYAML(text)
 	if problem != nil {
 		return nil, Problems{*problem}
@@ -66,7 +74,7 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		d.value(place{"", "$"}, file.Docs[0].Body, reflect.ValueOf(&p).Elem())
 	}
 	var out Problems
-	for _, f := range append(d.found, d.unsaid(p.check())...) {
+	for _, f := range append(d.found, d.unsaid(check(&p))...) {
 		if len(out) == maxProblems {
 			break
 		}
@@ -86,13 +94,18 @@ func ParsePolicy(text []byte) (*Policy, error) {
 // is of type Problems.
 func (p *Policy) Validate() error {
 	var out Problems
-	for _, f := range p.check() {
+	for _, f := range append(p.check(), p.unpriced()...) {
 		out = append(out, f.Problem)
 	}
-	if out == nil {
+	return out.err()
+}
+
+// err is nil where there are none.
+func (ps Problems) err() error {
+	if len(ps) == 0 {
 		return nil
 	}
-	return out
+	return ps
 }
 
 // parseYAML parses text if its size and shape are within bounds.

@@ -26,11 +26,14 @@ func (c Change) String() string {
 
 // Diff lists what changes from old to new, in the order of the paths. Entries of lists
 // are matched by name (keys by id), so that moving one is no change. Of hashes it shows the
-// first digits only.
+// first digits only. A budget that is added or removed is one line in words; of one that is changed it shows
+// what changes.
 func Diff(old, new *Policy) []Change {
 	a, b := map[string]string{}, map[string]string{}
 	flatten("", reflect.ValueOf(*old), a)
 	flatten("", reflect.ValueOf(*new), b)
+	wordBudgets(old, new, a, b)
+	wordBudgets(new, old, b, a)
 	var out []Change
 	for path, v := range a {
 		if b[path] != v {
@@ -48,6 +51,39 @@ func Diff(old, new *Policy) []Change {
 		}
 	}
 	slices.SortFunc(out, func(x, y Change) int { return strings.Compare(x.Path, y.Path) })
+	return out
+}
+
+// wordBudgets replaces the fields of p's budgets that the other policy lacks by one line each; out and others are
+// the two, flattened.
+func wordBudgets(p, other *Policy, out, others map[string]string) {
+	known := other.budgetsByPath()
+	for path, b := range p.budgetsByPath() {
+		if known[path] != nil {
+			continue
+		}
+		for field := range out {
+			if strings.HasPrefix(field, path+".") {
+				delete(out, field)
+			}
+		}
+		out[path] = b.words()
+	}
+}
+
+// budgetsByPath are all budgets, by the path that differences and problems call them by.
+func (p *Policy) budgetsByPath() map[string]*Budget {
+	out := map[string]*Budget{}
+	for i := range p.Plans {
+		for j := range p.Plans[i].Budgets {
+			b := &p.Plans[i].Budgets[j]
+			out["plans["+p.Plans[i].Name+"].budgets["+b.Name+"]"] = b
+		}
+	}
+	for i := range p.Global.Budgets {
+		b := &p.Global.Budgets[i]
+		out["global.budgets["+b.Name+"]"] = b
+	}
 	return out
 }
 

@@ -33,8 +33,11 @@ type Index struct {
 	Policy   *Policy
 	Revision uint64
 	Share    Share
-	// NextRamp is when a ramp step changes a limit next; zero if none will.
-	NextRamp time.Time
+	// Models are the policy's, in its order, each with the prices that are in force as its own. Policy.Models
+	// have the first ones.
+	Models []Model
+	// NextChange is when a step of a ramp changes a limit or a price changes next; zero if never.
+	NextChange time.Time
 
 	keys    *Keys
 	extra   *Keys
@@ -49,6 +52,8 @@ type Caller struct {
 	Tenant *Tenant
 	Plan   *Plan
 	Limits []ResolvedLimit // cheapest first; shared, never to be changed
+	// Budgets are the plan's in the order of the policy, and the global ones after them; shared as Limits are.
+	Budgets []ResolvedBudget
 }
 
 // ResolvedLimit is a limit as it applies to a tenant.
@@ -91,6 +96,11 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 	if err != nil {
 		return nil, err
 	}
+	budgets, err := p.budgets(numbers.whole(0))
+	if err != nil {
+		return nil, err
+	}
+	ix.price(now)
 	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {
 		t, plan := &p.Tenants[i], plans[p.Tenants[i].Plan]
@@ -106,10 +116,8 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 			}
 			sets[set] = limits
 		}
-		if !next.IsZero() && (ix.NextRamp.IsZero() || next.Before(ix.NextRamp)) {
-			ix.NextRamp = next
-		}
-		ix.tenants[t.Name] = &Caller{Tenant: t, Plan: plan, Limits: limits}
+		ix.sooner(next)
+		ix.tenants[t.Name] = &Caller{Tenant: t, Plan: plan, Limits: limits, Budgets: budgets[plan]}
 	}
 	for i := range extra {
 		if _, ok := ix.tenants[extra[i].Tenant]; !ok {
@@ -122,6 +130,23 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 		}
 	}
 	return ix, nil
+}
+
+// price takes the prices of a moment.
+func (ix *Index) price(now time.Time) {
+	ix.Models = make([]Model, len(ix.Policy.Models))
+	for i := range ix.Models {
+		var next time.Time
+		ix.Models[i], next = ix.Policy.Models[i].at(now)
+		ix.sooner(next)
+	}
+}
+
+// sooner notes when something changes by itself; zero: never.
+func (ix *Index) sooner(t time.Time) {
+	if !t.IsZero() && (ix.NextChange.IsZero() || t.Before(ix.NextChange)) {
+		ix.NextChange = t
+	}
 }
 
 // Lookup finds the caller of a key by its hash, of revoked and expired ones too; a key whose tenant
@@ -142,7 +167,7 @@ func (ix *Index) Resolve(k *KeyRecord) (Caller, bool) {
 	if !ok {
 		return Caller{}, false
 	}
-	return Caller{Key: k, Tenant: t.Tenant, Plan: t.Plan, Limits: t.Limits}, true
+	return Caller{Key: k, Tenant: t.Tenant, Plan: t.Plan, Limits: t.Limits, Budgets: t.Budgets}, true
 }
 
 // Tenant is what every key of a tenant resolves to, without a key.
@@ -209,7 +234,9 @@ func (c cutting) part(r *ResolvedLimit, steps int) {
 }
 
 // tenantless limits have one bucket for all tenants.
-func (l *Limit) tenantless() bool { return l.Scope == "global" || l.Scope == "model" }
+func (l *Limit) tenantless() bool { return tenantless(l.Scope) }
+
+func tenantless(scope string) bool { return scope == "global" || scope == "model" }
 
 // spreadMark ends the names of buckets that are spread, and is in no limit's name: what is placed elsewhere
 // is another bucket.

@@ -10,6 +10,7 @@ type Policy struct {
 	Keys     []Key     `yaml:"keys,omitempty"`
 	Surfaces []Surface `yaml:"surfaces,omitempty"`
 	Global   Global    `yaml:"global,omitempty"`
+	Notify   Notify    `yaml:"notify,omitempty"`
 }
 
 // Backend is a model server, or with a dns:// URL a headless service of many.
@@ -35,6 +36,8 @@ type Model struct {
 	Context       int64    `yaml:"context,omitempty"` // tokens
 	Price         Price    `yaml:"price_per_million,omitempty"`
 	Flat          Flat     `yaml:"price_flat,omitempty"`
+	Gratis        bool     `yaml:"free,omitempty"`   // it costs nothing, on purpose
+	Prices        []Dated  `yaml:"prices,omitempty"` // from later moments on
 	DefaultOutput int64    `yaml:"default_output_tokens,omitempty"`
 	ImageTokens   int64    `yaml:"image_tokens,omitempty"`
 	AudioTokens   int64    `yaml:"audio_tokens,omitempty"`
@@ -47,7 +50,7 @@ type Plan struct {
 	Name     string     `yaml:"name"`
 	Tier     int        `yaml:"tier,omitempty"` // lower tiers are shed first
 	Limits   []Limit    `yaml:"limits,omitempty"`
-	Budgets  []any      `yaml:"budgets,omitempty"`  // refused until they exist
+	Budgets  []Budget   `yaml:"budgets,omitempty"`
 	Oversize string     `yaml:"oversize,omitempty"` // refuse | debt
 	Timeout  Duration   `yaml:"timeout,omitempty"`
 	Ramp     []RampStep `yaml:"ramp,omitempty"`
@@ -125,5 +128,12 @@ type Surface struct {
 
 // Global is what applies to everybody.
 type Global struct {
-	Limits []Limit `yaml:"limits,omitempty"`
+	Limits  []Limit  `yaml:"limits,omitempty"`
+	Budgets []Budget `yaml:"budgets,omitempty"`
+}
+
+// Notify says whom to tell of budgets that pass a threshold and of sudden spending.
+type Notify struct {
+	Webhook  string `yaml:"webhook,omitempty"`   // a URL that takes JSON by POST
+	TokenEnv string `yaml:"token_env,omitempty"` // the environment variable with its bearer token
 }

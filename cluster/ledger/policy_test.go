@@ -27,9 +27,10 @@ backends:
   - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health}
 models:
   - {name: llama-8b, aliases: [small], backends: [vllm-a, pods], upstream_model: meta-llama/Llama-3.1-8B-Instruct, version: "2026-05", context: 131072,
-     price_per_million: {input: "0.20", cached_input: "0.02", cache_write: "0.25", output: "0.60"}, price_flat: {request: "0.000001", image: "0.001", audio_second: "0.0001"},
+     price_per_million: {input: "0.20", cached_input: "0.02", cache_write: "0.25", cache_write_1h: "0.40", output: "0.60"}, price_flat: {request: "0.000001", image: "0.001", audio_second: "0.0001"},
+     prices: [{from: 2027-01-01, price_per_million: {input: "0.10", output: "0.30"}}, {from: 2028-01-01T12:00:00Z, free: true}],
      default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b]}
-  - {name: llama-1b, backends: [vllm-a]}
+  - {name: llama-1b, backends: [vllm-a], free: true}
 plans:
   - name: pro
     tier: 2
@@ -40,7 +41,10 @@ plans:
       - {name: org-day,      scope: org, unit: requests,    algorithm: fixed_window, rate: 100000/day, shadow: true}
       - {name: money,        scope: org+model, unit: usd,   rate: 10.00/min, burst: "2.50"}
       - {name: per-model,    scope: model, unit: requests,  rate: 10/s}
-    budgets: []
+    budgets:
+      - {name: org-month, scope: org, amount: "250.00", period: month, time_zone: Europe/Berlin, mode: strict, alerts: [50, 90], spike: {factor: 5, floor: "0.50", kill: true}, emergency_per_node: "1.00"}
+      - {name: user-30d, scope: user+model, amount: "1.5", period: rolling, window: 30d}
+      - {name: small-ever, scope: model, amount: "0.00", period: none}
     oversize: refuse
     timeout: 60s
     ramp: [{after: 0d, factor: 0.2}, {after: 14d, factor: 1.0}]
@@ -51,7 +55,8 @@ keys:
   - {id: k1, tenant: acme, hash: "` + zeroHash + `", user: u, class: background, expires: 2027-01-01, models: [llama-8b], routes: [chat], surfaces: [docs-bot], assert_user: true}
 surfaces:
   - {name: docs-bot, template_version: "7", share: tenant, sensitive: [], volatility: docs}
-global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}]}
+global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}], budgets: [{name: fleet-day, scope: global, amount: "1000.00", period: day}]}
+notify: {webhook: "https://hooks.example/headgate", token_env: HOOK_TOKEN}
 `
 
 func mustParse(t testing.TB, text string) *Policy {
@@ -65,7 +70,7 @@ func mustParse(t testing.TB, text string) *Policy {
 
 func TestParseExample(t *testing.T) {
 	p := mustParse(t, example)
-	if got := p.Models[0].Price.Input; got != 200_000_000 {
+	if got := *p.Models[0].Price.Input; got != 200_000_000 {
 		t.Errorf("input price is %d nano-dollars, want 200000000", got)
 	}
 	if got := p.Models[0].BytesPerToken; got != 3_500_000 {
@@ -120,22 +125,21 @@ func TestParseRefuses(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"unknown field":      {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
-		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 21:"},
+		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 25:"},
 		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
 		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
-		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 13"},
-		"budgets":            {replace("budgets: []", `budgets: [{name: m}]`), "plans[pro].budgets: budgets are not available yet"},
+		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 14"},
 		"exact cache":        {replace("volatility: docs", "volatility: docs, exact: {ttl: 1h}"), "surfaces[docs-bot].exact"},
 		"semantic cache":     {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
 		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
-		"no such backend":    {replace("backends: [vllm-a]}", "backends: [vllm-b]}"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
+		"no such backend":    {replace("backends: [vllm-a], free", "backends: [vllm-b], free"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
 		"no such plan":       {replace("{name: old, plan: pro}", "{name: old, plan: prp}"), `tenants[old].plan: there is no plan "prp"; did you mean "pro"`},
 		"scope":              {replace("scope: org+model", "scope: org+modle"), `did you mean "model"`},
 		"global combined":    {replace("scope: org+model", "scope: org+global"), "global can't be combined"},
 		"global on org":      {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
 		"unit":               {replace("unit: usd", "unit: dollars"), "is not one of requests"},
 		"rate":               {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
-		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 14:"},
+		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 15:"},
 		"zero rate":          {replace("rate: 60000/min", "rate: 0/min"), "zero"},
 		"burst":              {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
 		"slots with a rate":  {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},
@@ -173,7 +177,7 @@ func TestParseRefuses(t *testing.T) {
 		"wide in braces":      {"{" + strings.Repeat("a: 1, ", 100) + "}", "more than 64 fields"},
 		"merge":               {"<<: {version: 1}", "merges"},
 		"tag":                 {replace("tier: 2", "tier: !!int 2"), "tags"},
-		"list for a mapping":  {replace("global: {limits", "global: [{limits", "burst: 2000000}]}", "burst: 2000000}]}]"), "must be a mapping of limits"},
+		"list for a mapping":  {replace("global: {limits", "global: [{limits", "period: day}]}", "period: day}]}]"), "must be a mapping of limits"},
 		"text for a list":     {replace("aliases: [small]", "aliases: small"), "must be a list"},
 		"list for text":       {replace("tier: 2", "oversize: [debt]\n    tier: 2"), "must be text"},
 		"quoted number":       {replace("tier: 2", `tier: "2"`), "without quotes"},
@@ -221,7 +225,7 @@ plans:
     name: q
     limits:
       - {name: l, scope: org, unit: usd, rate: [], burst: 1.5}
-    budgets: [{name: month}]
+    budgets: [{name: month, scope: org, amount: 5, period: monthly}]
     timeout: soon
 tenants: [{name: acme, plan: r, standing: high}]
 `))
@@ -230,7 +234,8 @@ line 3: backends[b].url: "ftp://x" is not http://host:port, https://host:port or
 line 6: plans[p].name: "name" stands here twice; the first is on line 5
 line 8: plans[p].limits[l].rate: must be a plain value and not a list or a mapping
 line 8: plans[p].limits[l].burst: 1.5 is a float: write a whole number, and dollars as a string, as in "10.50"
-line 9: plans[p].budgets: budgets are not available yet; remove them, or limit the unit usd by a rate
+line 9: plans[p].budgets[month].amount: money must be a quoted decimal string such as "0.20", not the number 5
+line 9: plans[p].budgets[month].period: "monthly" is not one of day, week, month, rolling, none; did you mean "month"?
 line 10: plans[p].timeout: "soon" is not a duration: write 500ms, 60s, 10m, 6h or 14d
 line 11: tenants[acme].standing: a factor is a decimal between 0 and 1000 with at most six decimals, as in 0.2
 line 11: tenants[acme].plan: there is no plan "r"; did you mean "p"?`
@@ -280,8 +285,8 @@ func TestIndexResolvesAndRamps(t *testing.T) {
 	if _, ok := young.Lookup([32]byte{1}); ok {
 		t.Error("an unknown hash was found")
 	}
-	if want := day("2026-01-29"); !young.NextRamp.Equal(want) {
-		t.Errorf("next ramp at %v, want %v", young.NextRamp, want)
+	if want := day("2026-01-29"); !young.NextChange.Equal(want) {
+		t.Errorf("next ramp at %v, want %v", young.NextChange, want)
 	}
 	byName := func(c Caller) map[string]ResolvedLimit {
 		m := map[string]ResolvedLimit{}
@@ -317,8 +322,8 @@ func TestIndexResolvesAndRamps(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, _ = grown.Lookup([32]byte{})
-	if got := byName(c)["org-tokens"].Private.Burst; got != 30000 || !grown.NextRamp.IsZero() {
-		t.Errorf("after the ramp: burst %d, next %v", got, grown.NextRamp)
+	if got := byName(c)["org-tokens"].Private.Burst; got != 30000 || !grown.NextChange.Equal(day("2027-01-01")) {
+		t.Errorf("after the ramp: burst %d, next %v", got, grown.NextChange)
 	}
 }
 
@@ -426,7 +431,10 @@ func TestDiffNamesWhatChanged(t *testing.T) {
 // tokens, 400 of them cached, 100 written to the cache, 50 out.
 func TestCostGolden(t *testing.T) {
 	usd := func(s string) *NanoUSD { n, err := ParseUSD(s); must(t, err); return &n }
-	m := Model{Price: Price{Input: *usd("2.00"), CachedInput: usd("0.50"), CacheWrite: usd("2.50"), Output: *usd("8.00")}}
+	nano := func(n NanoUSD) *NanoUSD { return &n }
+	m := Model{Price: Price{Input: usd("2.00"), CachedInput: usd("0.50"), CacheWrite: usd("2.50"), Output: usd("8.00")}}
+	hour := m
+	hour.Price.CacheWrite1h = usd("4.00")
 	openai := Usage{Input: 1000, CachedInput: 400, Output: 50}
 	anthropic := Usage{Input: 500 + 400 + 100, CachedInput: 400, CacheWrite: 100, Output: 50}
 	for _, c := range []struct {
@@ -437,12 +445,15 @@ func TestCostGolden(t *testing.T) {
 	}{
 		{"openai", m, openai, 600*2000 + 400*500 + 50*8000},
 		{"anthropic", m, anthropic, 500*2000 + 400*500 + 100*2500 + 50*8000},
-		{"no cached price", Model{Price: Price{Input: *usd("2.00")}}, openai, 1000 * 2000},
-		{"rounded up once", Model{Price: Price{Input: 1, Output: 1}}, Usage{Input: 1, Output: 1}, 1},
+		{"an hour as minutes", m, Usage{Input: 100, CacheWrite: 100, CacheWrite1h: 60}, 100 * 2500},
+		{"kept for an hour", hour, Usage{Input: 130, CacheWrite: 100, CacheWrite1h: 60}, 30*2000 + 40*2500 + 60*4000},
+		{"more hours than writes", hour, Usage{Input: 100, CacheWrite1h: 60}, 40*2000 + 60*4000},
+		{"no cached price", Model{Price: Price{Input: usd("2.00")}}, openai, 1000 * 2000},
+		{"rounded up once", Model{Price: Price{Input: nano(1), Output: nano(1)}}, Usage{Input: 1, Output: 1}, 1},
 		{"cached beyond input", m, Usage{Input: 10, CachedInput: 50}, 10 * 500},
 		{"negative", m, Usage{Input: -5, Output: -5, CachedInput: -1}, 0},
 		{"flat", Model{Flat: Flat{Request: 7, Image: 11, AudioSecond: 13}}, Usage{Images: 2, AudioSeconds: 3}, 7 + 22 + 39},
-		{"saturates", Model{Price: Price{Input: math.MaxInt64, Output: math.MaxInt64}}, Usage{Input: math.MaxInt64, Output: math.MaxInt64}, math.MaxInt64},
+		{"saturates", Model{Price: Price{Input: nano(math.MaxInt64), Output: nano(math.MaxInt64)}}, Usage{Input: math.MaxInt64, Output: math.MaxInt64}, math.MaxInt64},
 	} {
 		if got := c.m.Cost(c.u); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
@@ -456,11 +467,11 @@ func TestCostAgainstBigInt(t *testing.T) {
 		price := rapid.Map(rapid.Int64Range(0, 1<<40), func(i int64) NanoUSD { return NanoUSD(i) })
 		in := n.Draw(t, "in")
 		cached := rapid.Int64Range(0, in).Draw(t, "cached")
-		cp := price.Draw(t, "cached price")
-		m := Model{Price: Price{Input: price.Draw(t, "input price"), CachedInput: &cp, Output: price.Draw(t, "output price")}}
+		ip, cp, op := price.Draw(t, "input price"), price.Draw(t, "cached price"), price.Draw(t, "output price")
+		m := Model{Price: Price{Input: &ip, CachedInput: &cp, Output: &op}}
 		out := n.Draw(t, "out")
 		sum := new(big.Int)
-		for _, x := range [][2]int64{{in - cached, int64(m.Price.Input)}, {cached, int64(cp)}, {out, int64(m.Price.Output)}} {
+		for _, x := range [][2]int64{{in - cached, int64(ip)}, {cached, int64(cp)}, {out, int64(op)}} {
 			sum.Add(sum, new(big.Int).Mul(big.NewInt(x[0]), big.NewInt(x[1])))
 		}
 		sum.Add(sum, big.NewInt(999_999)).Div(sum, big.NewInt(1_000_000))
@@ -528,7 +539,7 @@ func keysOf(t testing.TB, keys ...Key) *Keys {
 
 func FuzzParsePolicy(f *testing.F) {
 	f.Add([]byte(example))
-	f.Add([]byte("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: usd, rate: 1.5/h}]}]"))
+	f.Add([]byte("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: usd, rate: 1.5/h}], budgets: [{name: b, scope: key, amount: '1', period: rolling, window: 1h}]}]\ntenants: [{name: t, plan: p}]"))
 	f.Add([]byte("a: &a [*a]"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
@@ -553,6 +564,11 @@ func FuzzParsePolicy(f *testing.F) {
 				for _, l := range c.Limits {
 					if err := l.Whole.Validate(); err != nil {
 						t.Fatalf("valid, with the limit %+v: %v", *l.Whole, err)
+					}
+				}
+				for _, b := range c.Budgets {
+					if start, end := b.Calendar.At(time.Unix(now, 0)); start > end || b.Terms.Amount < 0 {
+						t.Fatalf("valid, with the budget %+v of %d to %d", b, start, end)
 					}
 				}
 			}

@@ -24,7 +24,7 @@ type Prepared struct {
 	Policy   *Policy
 	Changes  []Change // against the policy in force; of keys only those that are added
 	NewKeys  []string // ids of the keys that the file adds
-	Warnings []string // what of the file is not done, such as a key that exists already
+	Warnings []string // what of the file is not done, such as a key that exists already, or looks like a mistake
 }
 
 // Prepare checks a policy as written and makes the command that puts it in force. It is for
@@ -49,7 +49,7 @@ func Prepare(now time.Time, text []byte, f *Facts, keys *Keys, expected *uint64)
 	out := &Prepared{Policy: p, Command: &ledgerpb.SetPolicy{Text: text, Expected: expected}}
 	old := &Policy{}
 	if f.Policy != nil {
-		if old, err = ParsePolicy(f.Policy.Text); err != nil {
+		if old, err = ParseInForce(f.Policy.Text); err != nil {
 			old = nil
 			out.Warnings = append(out.Warnings, fmt.Sprintf("revision %d, which is in force, can't be read by this version, so that what changes is not known", f.Policy.Revision))
 		}
@@ -60,7 +60,9 @@ func Prepare(now time.Time, text []byte, f *Facts, keys *Keys, expected *uint64)
 	if ps := out.addKeys(keys); ps != nil {
 		return nil, ps
 	}
+	out.Warnings = append(out.Warnings, p.Warnings()...)
 	if old != nil {
+		out.Warnings = append(out.Warnings, restarted(old, p)...)
 		out.Changes = append(Diff(withoutKeys(old), withoutKeys(p)), out.Changes...)
 	}
 	out.Command.Changes = out.lines()
@@ -97,7 +99,11 @@ func PrepareRollback(now time.Time, revision uint64, f *Facts, keys *Keys) (*Pre
 func (p *Policy) PrepareKeys(replaces string, ends time.Time, keys ...Key) (*ledgerpb.CreateKeys, error) {
 	with := *p
 	with.Keys = keys
-	if err := with.Validate(); err != nil {
+	var problems Problems
+	for _, f := range with.check() { // not its prices: it is in force
+		problems = append(problems, f.Problem)
+	}
+	if err := problems.err(); err != nil {
 		return nil, err
 	}
 	c := &ledgerpb.CreateKeys{Replaces: replaces}

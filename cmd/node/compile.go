@@ -50,11 +50,11 @@ type compiler struct {
 
 func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
 	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}}
-	for i := range ix.Policy.Models {
-		m := model(&ix.Policy.Models[i])
+	for i := range ix.Models {
+		m := model(&ix.Models[i])
 		s.Models[m.Name] = m
 		s.ModelNames = append(s.ModelNames, m.Name)
-		for _, a := range ix.Policy.Models[i].Aliases {
+		for _, a := range ix.Models[i].Aliases {
 			s.Models[a] = m
 		}
 	}

@@ -137,7 +137,7 @@ func (n *Node) compile(f *ledger.Facts, now time.Time) (next time.Time) {
 		}
 	}
 	if s.index != nil {
-		sooner(s.index.NextRamp)
+		sooner(s.index.NextChange)
 	}
 	return next
 }
@@ -164,7 +164,7 @@ func (n *Node) bring(r *ledger.PolicyRevision, share ledger.Share, now time.Time
 func (n *Node) due(r *ledger.PolicyRevision, share ledger.Share, now time.Time) bool {
 	s := &n.now
 	return s.index == nil || !samePolicy(s.policy, r) || s.split != share ||
-		!s.index.NextRamp.IsZero() && !now.Before(s.index.NextRamp)
+		!s.index.NextChange.IsZero() && !now.Before(s.index.NextChange)
 }
 
 // samePolicy: after a restore of the ledger another policy may have the same revision.
@@ -179,7 +179,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 	fresh := s.index == nil || !samePolicy(s.policy, r)
 	if fresh {
 		var err error
-		if p, err = ledger.ParsePolicy(r.Text); err != nil {
+		if p, err = ledger.ParseInForce(r.Text); err != nil {
 			return fmt.Errorf("revision %d, which a newer release may have written: %w", r.Revision, err)
 		}
 	} else {
