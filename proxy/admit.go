@@ -24,12 +24,18 @@ type reservation struct {
 	inTokens, outTokens, nanoUSD int64 // as estimated
 }
 
-// admit reserves what the request may cost of all its limits, or nothing. Requests,
-// slots, tokens and dollars are taken in one step, so that a refusal by the dearest
-// never shows in the cheapest.
+// admit reserves what the request may cost of all its limits and budgets, or nothing.
+// Requests, slots, tokens and dollars are taken in one step, so that a refusal by the dearest
+// never shows in the cheapest; then the budgets, for which the ledger may have to be asked.
 func (x *exchange) admit() error {
 	x.estimate()
-	return x.take(func(*Limit) bool { return true })
+	if e := x.invoice(); e != nil {
+		return x.chargeMalformed(e)
+	}
+	if err := x.take(func(*Limit) bool { return true }); err != nil {
+		return err
+	}
+	return x.pay()
 }
 
 // chargeMalformed lets a request that cannot be served cost its `requests` units, so
@@ -187,12 +193,14 @@ const (
 	outcomeMalformed                // the caller's: requests stay spent
 	outcomeAnswered                 // answered, wholly or in part: what usage says
 	outcomeUnknown                  // a backend worked on it and nobody knows how long: what was reserved
+	outcomeLost                     // a backend may have worked on it and broke off: as failed, but what strict budgets reserved stays spent
 )
 
 // settle ends the reservation. Only the first call counts.
 func (x *exchange) settle(o outcome) {
 	r := &x.res
 	if !r.open {
+		x.settleBill(o) // of a panic between the two
 		return
 	}
 	var in, out, usd int64
@@ -219,22 +227,25 @@ func (x *exchange) settle(o outcome) {
 	}
 	x.p.cfg.Limits.Settle(r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
 	r.open = false // not before: should the price or a bucket panic, run settles once more
-	x.p.met.settled(x, in+out, usd)
+	x.answer.nanoUSD = x.cost(o)
+	x.settleBill(o)
+	x.p.met.settled(x, in+out, x.answer.nanoUSD)
 }
 
 // Explanation says whether a request would be admitted now, and why.
 type Explanation struct {
-	Admitted bool           `json:"admitted"`
-	Refused  string         `json:"refused_by,omitempty"` // a limit, max_buckets, a rung, or "kill switch"
-	Reason   string         `json:"reason,omitempty"`     // of a kill switch or a rung, as the client would read it
-	Model    string         `json:"model"`                // the one that would be tried first
-	Rungs    []string       `json:"rungs,omitempty"`      // of the ladder, that change this request
-	Degraded bool           `json:"degraded,omitempty"`   // some limit's owner is out of reach
-	Override string         `json:"override,omitempty"`   // the mode that replaces such a limit's own
-	Limits   []ExplainLimit `json:"limits"`
-	Input    int64          `json:"input_tokens"`
-	Output   int64          `json:"output_tokens"`
-	NanoUSD  int64          `json:"nano_usd"`
+	Admitted bool            `json:"admitted"`
+	Refused  string          `json:"refused_by,omitempty"` // a limit, max_buckets, a rung, or "kill switch"
+	Reason   string          `json:"reason,omitempty"`     // of a kill switch or a rung, as the client would read it
+	Model    string          `json:"model"`                // the one that would be tried first
+	Rungs    []string        `json:"rungs,omitempty"`      // of the ladder, that change this request
+	Degraded bool            `json:"degraded,omitempty"`   // some limit's owner is out of reach
+	Override string          `json:"override,omitempty"`   // the mode that replaces such a limit's own
+	Limits   []ExplainLimit  `json:"limits"`
+	Budgets  []ExplainBudget `json:"budgets,omitempty"`
+	Input    int64           `json:"input_tokens"`
+	Output   int64           `json:"output_tokens"`
+	NanoUSD  int64           `json:"nano_usd"`
 }
 
 // ExplainLimit is one limit's part of an Explanation; amounts in the unit, nano-dollars for usd.
@@ -255,6 +266,21 @@ type ExplainLimit struct {
 	Held    int64  `json:"held"`               // what this node may spend of it without asking
 	Away    string `json:"away,omitempty"`     // why the owner is out of reach
 	NoShare bool   `json:"no_share,omitempty"` // refused, since this node's private share is nothing
+}
+
+// ExplainBudget is one budget's part of an Explanation; amounts in nano-dollars.
+type ExplainBudget struct {
+	Name        string     `json:"name"`
+	Scope       string     `json:"scope"`
+	Strict      bool       `json:"strict,omitempty"`
+	Cost        int64      `json:"cost"`  // what would be reserved
+	Least       int64      `json:"least"` // what would do, with a shorter answer
+	Amount      int64      `json:"amount"`
+	Spent       int64      `json:"spent"`
+	Left        int64      `json:"left"`
+	UsedPercent int64      `json:"used_percent"` // -1: nobody in reach knows
+	Ends        *time.Time `json:"ends,omitempty"`
+	Admitted    bool       `json:"admitted"`
 }
 
 // Explain decides on a request of c for in and out tokens of a model, without charging it. It
@@ -281,6 +307,7 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 		e.Rungs = append(e.Rungs, rungSmaller)
 	}
 	x.explainLimits(ctx, &e)
+	x.explainBudgets(ctx, &e, in, out)
 	if shed := x.shed(); shed != nil {
 		e.Rungs = append(e.Rungs, rungShed)
 		e.Refused, e.Reason = rungShed, shed.Message

@@ -2,7 +2,10 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"math/bits"
 	"time"
 
 	"headgate/limiter"
@@ -56,7 +59,8 @@ type BudgetCharge struct {
 	// budget Granted.
 	Most int64
 
-	// Filled in by Money.
+	// Filled in by Money, all but Granted also where it refuses, as far as it knows; an Amount of
+	// 0 where the Budget's is not says that it does not.
 	Granted int64 // reserved
 	Spent   int64 // of the budget in this period, as last known
 	Amount  int64 // of the budget, as the ledger has it
@@ -74,8 +78,8 @@ type Bill struct {
 	Model, Asked                                 string    // the one that answers, the one asked for
 	Time                                         time.Time // when the request came
 	InputTokens, OutputTokens                    int64     // estimates
-	// Reserved is what the request is expected to cost, in nano-dollars: the estimate, or under
-	// a strict budget what was granted at the upper bound.
+	// Reserved is what the request is taken to cost, in nano-dollars: the estimate, or under a
+	// strict budget the upper bound, and from the grant on what was granted.
 	Reserved int64
 	Charges  []BudgetCharge // none for callers without budgets and for free models
 
@@ -103,6 +107,9 @@ const (
 	Unavailable                  // nobody who may decide is in reach
 )
 
+// String gives the metrics' spelling.
+func (k BrokeKind) String() string { return [...]string{"exhausted", "in_flight", "unavailable"}[k] }
+
 // Broke is the refusal of a budget.
 type Broke struct {
 	Index      int // of the charge; -1: none in particular
@@ -113,12 +120,256 @@ type Broke struct {
 
 // Error names the kind.
 func (b *Broke) Error() string {
-	what := [...]string{"exhausted", "held by requests in flight", "unavailable"}[b.Kind]
 	if b.Err != nil {
-		return fmt.Sprintf("budget %s: %v", what, b.Err)
+		return fmt.Sprintf("budget %s: %v", b.Kind, b.Err)
 	}
-	return "budget " + what
+	return "budget " + b.Kind.String()
 }
 
 // Unwrap gives the cause.
 func (b *Broke) Unwrap() error { return b.Err }
+
+// tab is what an exchange has to do with money.
+type tab struct {
+	bill   Bill
+	open   bool // reserved and not yet settled
+	strict bool // a charge is
+	// cap is the longest answer of one sequence that is paid for, in tokens; 0: nobody has to
+	// be held to one. It is written into the request.
+	cap     int64
+	clamped bool // for want of money
+}
+
+// names of the budgets charged.
+func (b *Bill) names() []string {
+	names := make([]string, len(b.Charges))
+	for i := range b.Charges {
+		names[i] = b.Charges[i].Budget.Name
+	}
+	return names
+}
+
+// invoice works out what the request is charged of the budgets. It refuses what a strict
+// budget cannot bound.
+func (x *exchange) invoice() *Error {
+	t := &x.tab
+	t.bill.Charges, t.strict, t.cap, t.clamped = t.bill.Charges[:0], false, 0, false
+	if len(x.caller.Budgets) == 0 || x.model.Free || x.p.cfg.Money == nil || !x.route.metered {
+		return nil
+	}
+	b := x.bounds()
+	x.chargeBudgets(b.cost(x, b.least), b.cost(x, b.cap))
+	if !t.strict {
+		return nil
+	}
+	t.cap = b.cap
+	return b.unbounded(x)
+}
+
+// chargeBudgets makes the charges of a request that costs its estimate, and at the very most
+// `most`; an answer as short as can be costs least.
+func (x *exchange) chargeBudgets(least, most int64) {
+	t, now := &x.tab, time.Now()
+	most = max(most, x.res.nanoUSD)
+	if cap(t.bill.Charges) == 0 {
+		t.bill.Charges = make([]BudgetCharge, 0, len(x.caller.Budgets))
+	}
+	for i := range x.caller.Budgets {
+		b := &x.caller.Budgets[i]
+		c := BudgetCharge{Budget: b, Key: bucket(x, b.Scope, b.Bucket), Cost: x.res.nanoUSD, Least: x.res.nanoUSD, Most: most}
+		if b.Strict {
+			t.strict, c.Cost, c.Least = true, most, min(least, most)
+		}
+		c.Start, c.End = b.Period(now)
+		t.bill.Charges = append(t.bill.Charges, c)
+	}
+}
+
+// pay reserves what invoice found, and gives the limits back where that is refused. Every
+// metered request has a bill, so that the usage log has every one.
+func (x *exchange) pay() error {
+	money, t := x.p.cfg.Money, &x.tab
+	if money == nil || !x.route.metered {
+		return nil
+	}
+	x.fillBill()
+	err := money.Reserve(x.r.Context(), &t.bill)
+	if err == nil {
+		t.open = true
+		x.p.met.billed(x)
+		x.clamp()
+		if len(t.bill.Charges) == 0 {
+			return nil
+		}
+		if e := x.killed("", x.model); e != nil { // whatever was thrown while the ledger was asked
+			x.settle(outcomeRefused)
+			return e
+		}
+		return nil
+	}
+	x.settle(outcomeRefused)
+	if x.r.Context().Err() != nil {
+		return context.Cause(x.r.Context())
+	}
+	c, b := t.refusal(err)
+	x.res.refusedModel = c != nil && c.Budget.Scope&ScopeModel != 0
+	x.p.met.broke(c, b.Kind)
+	return errBroke(c, b, x.p.cfg.BudgetStatus, time.Now())
+}
+
+// refusal is why no money could be reserved, and the charge at fault; nil if there is none
+// in particular. What kept Money from deciding refuses, too.
+func (t *tab) refusal(err error) (*BudgetCharge, *Broke) {
+	b, ok := errors.AsType[*Broke](err)
+	if !ok {
+		b = &Broke{Index: -1, Kind: Unavailable, Err: err}
+	}
+	if b.Index < 0 || b.Index >= len(t.bill.Charges) {
+		return nil, b
+	}
+	return &t.bill.Charges[b.Index], b
+}
+
+func (x *exchange) fillBill() {
+	r, b := &x.res, &x.tab.bill
+	*b = Bill{
+		RequestID: x.id, Tenant: x.caller.Tenant, Key: x.caller.KeyID, User: x.user, Surface: x.surface, Class: x.class.String(),
+		Model: x.model.Name, Asked: x.asked.Name, Time: x.start, InputTokens: r.inTokens, OutputTokens: r.outTokens,
+		Reserved: r.nanoUSD, Charges: b.Charges, Stream: x.in.Stream, Images: int64(x.in.Images),
+	}
+	for i := range b.Charges {
+		b.Reserved = max(b.Reserved, b.Charges[i].Cost)
+	}
+}
+
+// clamp holds the answer to what the strict budgets granted.
+func (x *exchange) clamp() {
+	t := &x.tab
+	if !t.strict {
+		return
+	}
+	granted := t.bill.Reserved
+	for i := range t.bill.Charges {
+		if c := &t.bill.Charges[i]; c.Budget.Strict {
+			granted = min(granted, c.Granted)
+		}
+	}
+	t.bill.Reserved = granted
+	if t.cap == 0 {
+		return
+	}
+	b := x.bounds()
+	t.cap = b.affordable(x, granted)
+	t.clamped = t.cap < b.cap
+}
+
+// cost is what the request is charged in money when it ends in o. Under a strict budget
+// only what the backend reported of a whole answer counts for less than was reserved, and
+// that it failed: nobody knows what else it has generated.
+func (x *exchange) cost(o outcome) int64 {
+	t, a := &x.tab, &x.answer
+	if !t.strict {
+		return a.nanoUSD
+	}
+	switch o {
+	case outcomeAnswered:
+		if a.whole {
+			return a.nanoUSD
+		}
+	case outcomeUnknown, outcomeLost:
+	default:
+		return 0
+	}
+	return max(t.bill.Reserved, a.nanoUSD)
+}
+
+// settleBill ends the bill. It is settled once, even if that panics: what was reserved then
+// stays so, which is never too little.
+func (x *exchange) settleBill(o outcome) {
+	t, a := &x.tab, &x.answer
+	if !t.open {
+		return
+	}
+	t.open = false
+	b := &t.bill
+	b.Usage = openai.Usage{Input: a.inTokens, Output: a.outTokens}
+	if o == outcomeAnswered {
+		b.Usage = a.usage
+	}
+	b.Cost, b.Cancelled = a.nanoUSD, o == outcomeRefused
+	b.Backend, b.Status, b.Outcome = a.backend, a.status, x.billOutcome(o)
+	b.Latency, b.TTFT = time.Since(x.start), a.firstAt
+	if t.strict && b.Cost > b.Reserved {
+		x.p.met.overrun.Inc()
+		x.p.cfg.Logger.Warn("an answer cost more than it could under its strict budget; the backend does not keep to its caps, or the policy to the model's context",
+			"request_id", x.id, "model", x.model.Name, "backend", a.backend, "cost_nano_usd", b.Cost, "reserved_nano_usd", b.Reserved)
+	}
+	x.p.cfg.Money.Settle(b)
+	x.p.met.levels(x)
+}
+
+// billOutcome is outcome at the time of the settlement, which may be before the end.
+func (x *exchange) billOutcome(o outcome) string {
+	word := x.outcome()
+	switch {
+	case o == outcomeRefused:
+		return "cancelled"
+	case word == "ok" && (o == outcomeFailed || o == outcomeLost || o == outcomeUnknown && x.answer.status == 0):
+		return "upstream_error"
+	}
+	return word
+}
+
+// explainBudgets decides by the budgets alone on a request for so many tokens.
+func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out int64) {
+	t, money := &x.tab, x.p.cfg.Money
+	if money == nil || x.model.Free || len(x.caller.Budgets) == 0 {
+		return
+	}
+	x.chargeBudgets(x.model.UpperBound(in, min(out, 1), 0, 0), x.model.UpperBound(in, out, 0, 0))
+	t.bill.Tenant, t.bill.Key, t.bill.User, t.bill.Model = x.caller.Tenant, x.caller.KeyID, x.user, x.model.Name
+	err := money.Peek(ctx, &t.bill)
+	var at *BudgetCharge // the one that refuses
+	if err != nil {
+		var b *Broke
+		at, b = t.refusal(err)
+		name := "budgets"
+		if at != nil {
+			name = at.Budget.Name
+		}
+		if e.Refused == "" {
+			e.Refused, e.Reason = name, errBroke(at, b, x.p.cfg.BudgetStatus, time.Now()).Message
+		}
+	}
+	for i := range t.bill.Charges {
+		c := &t.bill.Charges[i]
+		eb := ExplainBudget{
+			Name: c.Budget.Name, Scope: c.Budget.Scope.String(), Strict: c.Budget.Strict, Cost: c.Cost, Least: c.Least,
+			Amount: c.Amount, Spent: c.Spent, Left: c.Left, UsedPercent: c.used(), Admitted: err == nil || at != nil && c != at,
+		}
+		if c.End > 0 {
+			end := time.Unix(0, c.End).UTC()
+			eb.Ends = &end
+		}
+		e.Budgets = append(e.Budgets, eb)
+	}
+}
+
+// used is how much of the budget is spent, in percent, rounded down; -1: nobody knows.
+func (c *BudgetCharge) used() int64 {
+	switch {
+	case !c.known():
+		return -1
+	case c.Amount <= 0:
+		return 100
+	}
+	hi, lo := bits.Mul64(uint64(max(c.Spent, 0)), 100)
+	if hi >= uint64(c.Amount) {
+		return math.MaxInt64
+	}
+	percent, _ := bits.Div64(hi, lo, uint64(c.Amount))
+	return int64(min(percent, math.MaxInt64))
+}
+
+// known says whether Money told where the budget stands.
+func (c *BudgetCharge) known() bool { return c.Amount != 0 || c.Budget.Amount == 0 }

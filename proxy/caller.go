@@ -185,12 +185,15 @@ func ParseClass(s string) (Class, bool) {
 }
 
 // key names the bucket that l uses for this exchange.
-func (l *Limit) key(x *exchange) limiter.Key {
-	k := limiter.Key{Limit: l.Bucket}
-	if l.Scope&(ScopeKey|ScopeUser|ScopeOrg) != 0 {
+func (l *Limit) key(x *exchange) limiter.Key { return bucket(x, l.Scope, l.Bucket) }
+
+// bucket is the one of that name that a scope has for this exchange.
+func bucket(x *exchange, scope Scope, name string) limiter.Key {
+	k := limiter.Key{Limit: name}
+	if scope&(ScopeKey|ScopeUser|ScopeOrg) != 0 {
 		k.Tenant = x.caller.Tenant
 	}
-	switch l.Scope &^ ScopeOrg {
+	switch scope &^ ScopeOrg {
 	case 0:
 	case ScopeKey:
 		k.Subject = x.caller.KeyID
@@ -200,13 +203,13 @@ func (l *Limit) key(x *exchange) limiter.Key {
 		k.Subject = x.model.Name
 	default: // combinations are rare: they pay for a concatenation
 		var parts []string
-		if l.Scope&ScopeKey != 0 {
+		if scope&ScopeKey != 0 {
 			parts = append(parts, x.caller.KeyID)
 		}
-		if l.Scope&ScopeUser != 0 {
+		if scope&ScopeUser != 0 {
 			parts = append(parts, x.user)
 		}
-		if l.Scope&ScopeModel != 0 {
+		if scope&ScopeModel != 0 {
 			parts = append(parts, x.model.Name)
 		}
 		k.Subject = strings.Join(parts, "\x1f")

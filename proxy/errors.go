@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,6 +38,7 @@ type Error struct {
 	dropped   string // X-Headgate-Dropped: which valve shed it
 	degraded  string // X-Headgate-Degraded, in place of what the answer would say
 	malformed bool   // the request itself is at fault: counts in the errors bucket
+	hopeless  bool   // it is not to be tried again, whatever RetryAfter says
 	err       error  // the cause, for the log only
 }
 
@@ -166,6 +168,63 @@ func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	return e
 }
 
+// errBroke words the refusal by the budget of c, or by nobody in particular where that is nil.
+// status is that of a spent budget; 0: 429.
+func errBroke(c *BudgetCharge, b *Broke, status int, now time.Time) *Error {
+	var e *Error
+	switch b.Kind {
+	case Exhausted:
+		e = newError(cmp.Or(status, http.StatusTooManyRequests), "insufficient_quota", "the budget is used up")
+		e.hopeless = true
+	case InFlight:
+		e = newError(http.StatusTooManyRequests, "insufficient_quota", "what is left of the budget is held by requests in flight; try again when they have ended")
+		e.RetryAfter = max(b.RetryAfter, time.Second)
+	default:
+		e = newError(http.StatusServiceUnavailable, "billing_unavailable", "budgets can't be decided on this node now: the ledger is out of its reach, or its usage log can't be written; try again, or another node").retry(halfSecond)
+	}
+	e.err = b
+	if c == nil {
+		return e
+	}
+	e.Limit, e.Scope, e.Unit = c.Budget.Name, c.Budget.Scope.String(), USD.String()
+	name := fmt.Sprintf("budget %q of %s (%s)", c.Budget.Name, dollars(c.Budget.Amount), c.Budget.Scope)
+	switch b.Kind {
+	case Exhausted:
+		e.Message = fmt.Sprintf("%s is used up: %s is left, and this request may cost %s", name, dollars(c.Left), dollars(c.Least))
+		if c.Least > c.Budget.Amount {
+			e.Message = fmt.Sprintf("this request may cost %s, more than all of %s; shorten the input, or ask for a larger budget", dollars(c.Least), name)
+		}
+		e.RetryAfter = c.renewal(b.RetryAfter, now)
+		if c.End > 0 {
+			e.Message += "; it starts anew at " + time.Unix(0, c.End).UTC().Format(time.RFC3339)
+		}
+	case InFlight:
+		e.Message = fmt.Sprintf("what is left of %s is held by requests in flight: this one may cost %s; try again when they have ended", name, dollars(c.Least))
+	}
+	return e
+}
+
+// renewal is how long to wait for money: until the next period begins, or until what was
+// spent first in a rolling one, as far as anybody knows, is out of it; 0: for ever.
+func (c *BudgetCharge) renewal(told time.Duration, now time.Time) time.Duration {
+	switch {
+	case c.End > 0:
+		return max(time.Unix(0, c.End).Sub(now), time.Second)
+	case c.Budget.Window > 0 && told > 0:
+		return min(told, c.Budget.Window, time.Hour)
+	case c.Budget.Window > 0:
+		return min(c.Budget.Window, time.Hour)
+	}
+	return 0
+}
+
+// dollars words nano-dollars for a person: exactly, with two decimals at least.
+func dollars(n int64) string {
+	whole, frac := n/1e9, n%1e9
+	s := strings.TrimRight(fmt.Sprintf("%09d", frac), "0")
+	return fmt.Sprintf("$%d.%s", whole, s+strings.Repeat("0", max(2-len(s), 0)))
+}
+
 // For the log: whoever would read them is gone. The status is the one that proxies use.
 const (
 	statusClientGone = 499
@@ -268,6 +327,9 @@ func (e *Error) retryHeaders(h http.Header) {
 	case e.Status == http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", "Bearer")
 	}
+	if e.hopeless {
+		h.Set("X-Should-Retry", "false")
+	}
 	switch {
 	case e.RetryAfter == 0:
 		if e.Status == http.StatusBadRequest || e.Status == http.StatusTooManyRequests {
@@ -308,7 +370,7 @@ func (e *Error) problem(path string) map[string]any {
 	delete(f, "param")
 	f["title"], f["status"], f["detail"], f["instance"] = http.StatusText(e.Status), e.Status, e.Message, path
 	switch {
-	case e.Code == "over_capacity" || e.Code == "no_backend" || e.Code == "not_ready":
+	case e.Code == "over_capacity" || e.Code == "no_backend" || e.Code == "not_ready" || e.Code == "billing_unavailable":
 		f["type"] = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	case e.Limit != "":
 		f["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -318,6 +380,9 @@ func (e *Error) problem(path string) map[string]any {
 }
 
 func openaiType(e *Error) string {
+	if e.Code == "insufficient_quota" {
+		return e.Code
+	}
 	switch e.Status {
 	case http.StatusUnauthorized:
 		return "authentication_error"
@@ -338,6 +403,8 @@ func anthropicType(status int) string {
 	switch status {
 	case http.StatusUnauthorized:
 		return "authentication_error"
+	case http.StatusPaymentRequired:
+		return "billing_error"
 	case http.StatusForbidden:
 		return "permission_error"
 	case http.StatusNotFound:

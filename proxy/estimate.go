@@ -105,12 +105,12 @@ func (e *estimator) output(key string, m *Model, in *openai.Request, inTokens in
 	return times(limit, in.Sequences)
 }
 
-// learn takes in what an answer really took.
-func (e *estimator) learn(tenant, key string, m *Model, in *openai.Request, u openai.Usage, generate bool) {
+// learn takes in what an answer really took that was capped to most tokens; -1: it was not.
+func (e *estimator) learn(tenant, key string, m *Model, in *openai.Request, u openai.Usage, generate bool, most int64) {
 	if in.InputBytes >= learnBytes && u.Input > 0 && in.PreviousResponseID == "" && in.InputTokens == 0 && in.Images+in.Audio+in.Video == 0 {
 		e.learnInput(callerModel{tenant, m.Name}, m, in.InputBytes, u.Input)
 	}
-	if !generate || in.MaxOutput >= 0 && u.Output >= times(in.MaxOutput, in.Sequences) {
+	if !generate || most >= 0 && u.Output >= times(most, in.Sequences) {
 		return // an answer cut by its own cap says nothing of how long answers are
 	}
 	k := callerModel{key, m.Name}

@@ -27,6 +27,7 @@ type answer struct {
 	status   int
 	backend  string
 	usage    openai.Usage
+	whole    bool          // usage is the backend's own word on all of the answer
 	firstAt  time.Duration // from the request's start
 	failure  *openai.Failure
 	clientGo bool // the client went away
@@ -106,7 +107,7 @@ func (x *exchange) unanswered(ctx context.Context, err error) error {
 		x.settle(outcomeUnknown)
 		return context.Cause(ctx)
 	}
-	x.settle(outcomeFailed)
+	x.settle(outcomeLost)
 	return err
 }
 
@@ -137,7 +138,7 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	if x.body == nil {
 		return req, nil
 	}
-	pieces := x.in.Pieces(x.body.Bytes(), x.model.Upstream, x.asksUsage())
+	pieces := x.in.Pieces(x.body.Bytes(), openai.Changes{Model: x.model.Upstream, IncludeUsage: x.asksUsage(), Cap: x.tab.cap})
 	for _, p := range pieces {
 		req.ContentLength += int64(len(p))
 	}
@@ -265,7 +266,6 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 
 // streamBroke ends a stream whose backend failed: with an error that the client can read.
 func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause error) error {
-	x.settleStream(s)
 	if src.ctx.Err() != nil {
 		cause = context.Cause(src.ctx)
 	}
@@ -276,7 +276,8 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	case "deadline_exceeded":
 		e.Message = "the backend fell silent in the middle of the answer for longer than the request's timeout"
 	}
-	x.gotErr = e
+	x.gotErr = e // the bill says how it ended
+	x.settleStream(s)
 	if !x.answer.started {
 		return e
 	}
@@ -313,7 +314,7 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	if !x.plausible(u) {
 		u = openai.Usage{Input: x.res.inTokens, Output: x.counted(s)}
 	} else if s.Counted() {
-		u.Output = x.counted(s)
+		u.Output, u.Known = x.counted(s), false
 	} else {
 		x.p.est.learnText(x.model, s.Text(), u.Output)
 	}
@@ -327,10 +328,18 @@ func (x *exchange) settleStream(s *openai.Stream) {
 // tokens into a chunk; never longer than the request allows.
 func (x *exchange) counted(s *openai.Stream) int64 {
 	n := max(s.Generated(), x.p.est.textTokens(x.model, s.Text()))
-	if x.in.MaxOutput >= 0 {
-		n = min(n, max(times(x.in.MaxOutput, x.in.Sequences), s.Generated()))
+	if most := x.maxOutput(); most >= 0 {
+		n = min(n, max(times(most, x.in.Sequences), s.Generated()))
 	}
 	return n
+}
+
+// maxOutput is the cap that the backend was told; -1: none.
+func (x *exchange) maxOutput() int64 {
+	if x.tab.cap > 0 {
+		return x.tab.cap
+	}
+	return x.in.MaxOutput
 }
 
 // settleUsage settles for an answer and learns from it if it was whole.
@@ -341,10 +350,10 @@ func (x *exchange) settleUsage(u openai.Usage, whole bool) {
 	if !x.route.metered {
 		u = openai.Usage{}
 	}
-	x.answer.usage = u
+	x.answer.usage, x.answer.whole = u, whole && u.Known
 	x.settle(outcomeAnswered)
-	if whole && u.Known && x.route.metered {
-		x.p.est.learn(x.caller.Tenant, x.caller.KeyID, x.model, &x.in, u, x.route.generate)
+	if x.answer.whole && x.route.metered {
+		x.p.est.learn(x.caller.Tenant, x.caller.KeyID, x.model, &x.in, u, x.route.generate, x.maxOutput())
 	}
 }
 
@@ -432,16 +441,16 @@ func (x *exchange) settleBody(scan *openai.Scanner, status int) {
 // bodyBroke settles for an answer that broke off. Once its head is out only a closed
 // connection says so.
 func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error {
-	if u := scan.Usage(); x.plausible(u) {
-		x.settleUsage(u, false)
-	}
 	switch {
 	case x.r.Context().Err() != nil:
 		x.answer.clientGo = true
-		x.settle(outcomeUnknown)
-		return context.Cause(x.r.Context())
+		err = context.Cause(x.r.Context())
 	case src.ctx.Err() != nil:
 		err = context.Cause(src.ctx)
+	}
+	x.gotErr = asError(err) // the bill says how it ended
+	if u := scan.Usage(); x.plausible(u) {
+		x.settleUsage(u, false)
 	}
 	x.settle(outcomeUnknown)
 	return err

@@ -20,6 +20,9 @@ func (x *exchange) stateHeaders() {
 	if d := x.degraded(); d != "" {
 		x.w.Header().Set("X-Headgate-Degraded", d)
 	}
+	if b := x.alerts(); b != "" {
+		x.w.Header().Set("X-Headgate-Budget", b)
+	}
 	x.rateHeaders()
 }
 
@@ -35,9 +38,35 @@ func (x *exchange) degraded() string {
 		}
 	}
 	if quota != "" && model != "" {
-		return quota + ", " + model
+		quota += ", " + model
+	} else {
+		quota += model
 	}
-	return quota + model
+	if x.gotErr == nil && x.tab.clamped {
+		if quota != "" {
+			quota += ", "
+		}
+		quota += "max_tokens=" + strconv.FormatInt(x.tab.cap, 10)
+	}
+	return quota
+}
+
+// alerts lists the budgets of which more is used than where their first alert lies.
+func (x *exchange) alerts() string {
+	var list []byte
+	for i := range x.tab.bill.Charges {
+		c := &x.tab.bill.Charges[i]
+		used := c.used()
+		if c.Budget.Alert <= 0 || used < int64(c.Budget.Alert) {
+			continue
+		}
+		if len(list) > 0 {
+			list = append(list, ", "...)
+		}
+		list = append(append(list, c.Budget.Name...), ";used="...)
+		list = strconv.AppendInt(list, used, 10)
+	}
+	return string(list)
 }
 
 // rateHeaders tells the client where it stands: the IETF draft's lists with an item for
@@ -45,23 +74,23 @@ func (x *exchange) degraded() string {
 // request, so it spells header names as net/http keeps them and takes one block of memory
 // for all values.
 func (x *exchange) rateHeaders() {
-	r := &x.res
-	if r.n == 0 {
+	r, charges := &x.res, x.tab.bill.Charges
+	if r.n+len(charges) == 0 {
 		return
 	}
-	state, policy := make([]byte, 0, 64*r.n), make([]byte, 0, 64*r.n)
+	state, policy := make([]byte, 0, 64*(r.n+len(charges))), make([]byte, 0, 64*(r.n+len(charges)))
 	tightest, least := -1, math.Inf(1)
 	for i, l := range r.limits[:r.n] {
 		if l.Shadow || !r.levelKnown(i) {
 			continue
 		}
 		d := &r.decisions[i]
-		policy = appendItem(policy, l, ";q=", shown(l, l.Spec.Capacity()))
+		policy = appendItem(policy, l.Name, ";q=", shown(l, l.Spec.Capacity()))
 		if w := window(l); w > 0 {
 			policy = strconv.AppendInt(append(policy, ";w="...), w, 10)
 		}
 		policy = append(append(append(policy, `;qu="`...), unitName(l.Unit)...), '"')
-		state = appendItem(state, l, ";r=", shown(l, max(d.Remaining, 0)))
+		state = appendItem(state, l.Name, ";r=", shown(l, max(d.Remaining, 0)))
 		if l.Unit != Concurrency {
 			state = strconv.AppendInt(append(state, ";t="...), seconds(d.Reset), 10)
 		}
@@ -69,12 +98,16 @@ func (x *exchange) rateHeaders() {
 			tightest, least = i, share
 		}
 	}
-	if tightest < 0 {
+	policy, state = appendBudgets(policy, state, charges)
+	if len(policy) == 0 {
 		return
 	}
 	h := valueBlock{header: x.w.Header()}
 	h.set("Ratelimit-Policy", string(policy))
 	h.set("Ratelimit", string(state))
+	if tightest < 0 {
+		return
+	}
 	l, d := r.limits[tightest], &r.decisions[tightest]
 	h.set("X-Ratelimit-Limit", strconv.FormatInt(shown(l, l.Spec.Capacity()), 10))
 	h.set("X-Ratelimit-Remaining", strconv.FormatInt(shown(l, max(d.Remaining, 0)), 10))
@@ -90,6 +123,28 @@ func (x *exchange) rateHeaders() {
 	for i := range openaiHeaders {
 		x.vendorHeader(&h, &openaiHeaders[i], goDuration)
 	}
+}
+
+// appendBudgets adds an item for each budget that Money told of. Where no period ends, none
+// is told, nor a moment at which all of the budget is back.
+func appendBudgets(policy, state []byte, charges []BudgetCharge) ([]byte, []byte) {
+	now := time.Now().UnixNano()
+	for i := range charges {
+		c := &charges[i]
+		if !c.known() {
+			continue
+		}
+		policy = appendItem(policy, c.Budget.Name, ";q=", c.Amount/nanoPerCent)
+		if w := max(c.End-c.Start, int64(c.Budget.Window)); w > 0 {
+			policy = strconv.AppendInt(append(policy, ";w="...), ceilDiv(w, int64(time.Second)), 10)
+		}
+		policy = append(policy, `;qu="usd-cents"`...)
+		state = appendItem(state, c.Budget.Name, ";r=", max(c.Left, 0)/nanoPerCent)
+		if c.End > 0 {
+			state = strconv.AppendInt(append(state, ";t="...), seconds(time.Duration(c.End-now)), 10)
+		}
+	}
+	return policy, state
 }
 
 // vendorHeaders are the names under which one API shows the tightest limit on any of units.
@@ -143,11 +198,11 @@ func (b *valueBlock) set(name, value string) {
 	b.header[name] = b.values[n : n+1 : n+1]
 }
 
-func appendItem(b []byte, l *Limit, param string, n int64) []byte {
+func appendItem(b []byte, name, param string, n int64) []byte {
 	if len(b) > 0 {
 		b = append(b, ", "...)
 	}
-	b = append(append(append(b, '"'), l.Name...), '"')
+	b = append(append(append(b, '"'), name...), '"')
 	return strconv.AppendInt(append(b, param...), n, 10)
 }
 

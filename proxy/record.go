@@ -25,6 +25,9 @@ type metrics struct {
 	inflight    prometheus.Gauge
 	slots       prometheus.Gauge
 	implausible prometheus.Counter
+	budgets     *prometheus.CounterVec
+	spent, left *prometheus.GaugeVec
+	overrun     prometheus.Counter
 
 	mu      sync.Mutex
 	tenants map[string]bool
@@ -45,9 +48,13 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		inflight:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "headgate_inflight_requests", Help: "Requests in the gateway."}),
 		slots:       prometheus.NewGauge(prometheus.GaugeOpts{Name: "headgate_inflight_reservations", Help: "Reservations not yet settled."}),
 		implausible: prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_usage_implausible_total", Help: "Answers whose reported usage could not be true and was not believed."}),
+		budgets:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_budget_decisions_total", Help: "Decisions by budget and outcome (admitted; clamped: admitted with a shorter answer; exhausted; in_flight: held by requests not yet settled; unavailable: no budget could be decided on)."}, []string{"budget", "outcome"}),
+		spent:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_spent_usd", Help: "Spent of a tenant's or the fleet's budget in its period, in dollars, as this node saw it last. Budgets of keys, users and models are not shown."}, []string{"tenant", "budget"}),
+		left:        prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_remaining_usd", Help: "What was left of it, in dollars."}, []string{"tenant", "budget"}),
+		overrun:     prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_strict_overruns_total", Help: "Answers that cost more than their strict budgets had reserved: the backend does not keep to its caps, or the policy to the model's context."}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -105,6 +112,43 @@ func (m *metrics) settled(x *exchange, tokens, nanoUSD int64) {
 	}
 }
 
+// billed counts what the budgets granted.
+func (m *metrics) billed(x *exchange) {
+	for i := range x.tab.bill.Charges {
+		c := &x.tab.bill.Charges[i]
+		outcome := "admitted"
+		if c.Granted < c.Cost {
+			outcome = "clamped"
+		}
+		m.budgets.WithLabelValues(c.Budget.Name, outcome).Inc()
+	}
+}
+
+// broke counts a refusal by the budget of c; nil: by none in particular.
+func (m *metrics) broke(c *BudgetCharge, k BrokeKind) {
+	name := ""
+	if c != nil {
+		name = c.Budget.Name
+	}
+	m.budgets.WithLabelValues(name, k.String()).Inc()
+}
+
+// levels shows where the budgets stand that have one bucket a tenant, or one in all.
+func (m *metrics) levels(x *exchange) {
+	for i := range x.tab.bill.Charges {
+		c := &x.tab.bill.Charges[i]
+		if !c.known() || c.Budget.Scope&^ScopeOrg != 0 {
+			continue
+		}
+		tenant := ""
+		if c.Key.Tenant != "" {
+			tenant = m.tenant(c.Key.Tenant)
+		}
+		m.spent.WithLabelValues(tenant, c.Budget.Name).Set(float64(c.Spent) / 1e9)
+		m.left.WithLabelValues(tenant, c.Budget.Name).Set(float64(c.Left) / 1e9)
+	}
+}
+
 func (m *metrics) tenant(name string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -146,7 +190,7 @@ func (x *exchange) record() {
 	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
 		return
 	}
-	attrs := make([]slog.Attr, 0, 24)
+	attrs := make([]slog.Attr, 0, 26)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
 	if x.caller != nil {
@@ -156,6 +200,9 @@ func (x *exchange) record() {
 		}
 	}
 	if x.model != nil {
+		if b := &x.tab.bill; len(b.Charges) > 0 {
+			attrs = append(attrs, slog.Any("budgets", b.names()), slog.Int64("reserved_nano_usd", b.Reserved))
+		}
 		attrs = append(attrs, slog.String("model", model), slog.String("backend", a.backend), slog.Bool("stream", x.in.Stream),
 			slog.Int64("input_tokens", a.inTokens), slog.Int64("cached_input_tokens", a.usage.CachedInput), slog.Int64("output_tokens", a.outTokens), slog.Int64("cost_nano_usd", a.nanoUSD),
 			slog.Int64("reserved_tokens", x.res.inTokens+x.res.outTokens))
@@ -186,7 +233,7 @@ func (x *exchange) outcome() string {
 		return "client_gone"
 	case x.gotErr != nil:
 		switch e := x.gotErr; {
-		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit" || e.Code == "killed" || e.Code == "not_ready":
+		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit" || e.Code == "insufficient_quota" || e.Code == "billing_unavailable" || e.Code == "killed" || e.Code == "not_ready":
 			return "refused"
 		case e.Status < http.StatusInternalServerError:
 			return "client_error"

@@ -170,6 +170,7 @@ type exchange struct {
 	owned   string         // the id of the response that was recorded as the caller's
 	slot    *upstream.Slot // of the last attempt; given back once the answer is complete
 	res     reservation
+	tab     tab
 	answer  answer
 	gotErr  *Error
 	content *capture
@@ -199,7 +200,11 @@ func (x *exchange) run() (aborted bool) {
 		if v := recover(); v != nil {
 			x.p.cfg.Logger.Error("request panicked", "request_id", x.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			x.gotErr = newError(http.StatusInternalServerError, "internal_error", "the gateway failed; request id %s", x.id)
-			x.settle(outcomeFailed)
+			o := outcomeFailed
+			if x.answer.backend != "" {
+				o = outcomeUnknown
+			}
+			x.settle(o)
 			if aborted = x.answer.started; !aborted {
 				x.refuse(x.gotErr)
 			}

@@ -19,6 +19,27 @@ type spans struct {
 	usage                  span // …include_usage
 	continuous             span // …continuous_usage_stats
 	noOptions, nullOptions bool // stream_options is {}; is null
+
+	caps [maxCaps]capSpan // those that the route obeys
+}
+
+// maxCaps is max_tokens and max_completion_tokens.
+const maxCaps = 2
+
+// capSpan is where a cap stands.
+type capSpan struct {
+	span
+	value int64 // -1: null, or an empty field of a form
+}
+
+// cap notes where a cap of that value stands.
+func (s *spans) cap(at span, value int64) {
+	for i := range s.caps {
+		if s.caps[i].end == 0 {
+			s.caps[i] = capSpan{at, value}
+			return
+		}
+	}
 }
 
 type span struct{ start, end int }
@@ -49,7 +70,19 @@ func (m *meter) top(name []byte, v int) int {
 			var ignored int64 // by the upstream, too: a cap that binds nothing must not lower the estimate
 			return m.number(v, &ignored, maxExact)
 		}
-		return m.number(v, &r.MaxOutput, maxExact)
+		value := int64(-1)
+		end := m.number(v, &value, maxExact)
+		r.spans.cap(span{v, end}, value)
+		r.MaxOutput, r.Bounds.Uncapped = max(r.MaxOutput, value), value < 0
+		return end
+	case "min_tokens":
+		return m.number(v, &r.Bounds.MinOutput, maxExact)
+	case "echo":
+		if m.kind == Completion {
+			return m.flag(v, m.field, &r.Bounds.Echo)
+		}
+	case "thinking":
+		return m.thinking(v)
 	case "n":
 		return m.number(v, &m.n, maxSequences)
 	case "best_of":
@@ -61,13 +94,18 @@ func (m *meter) top(name []byte, v int) int {
 	if folds(name) {
 		return m.fail(v, m.field, "differs from a known field in case only; write the name in lower case")
 	}
+	m.reaches(name, v)
 	at := m.placeOf(name)
 	if c := m.body[v]; at >= inPrompt && at <= inEmbeds && c != '[' {
 		if ids := false; c == '"' || c == '{' {
 			m.input(v, at, &ids)
 		}
 	}
-	return m.value(v, at)
+	end := m.value(v, at)
+	if at == inQuery {
+		m.asked += int64(end - v)
+	}
+	return end
 }
 
 // folds tells whether name differs in case only from one whose meaning the meter knows:
@@ -83,7 +121,7 @@ func folds(name []byte) bool {
 	}
 	for _, known := range [...]string{
 		"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
-		"n", "best_of", "user", "previous_response_id", "background",
+		"n", "best_of", "user", "previous_response_id", "background", "min_tokens",
 	} {
 		if bytes.EqualFold(name, []byte(known)) {
 			return true
@@ -121,10 +159,55 @@ func (m *meter) placeOf(name []byte) place {
 		return inSchema
 	case "metadata", "request_id", "cache_salt", "prompt_cache_key", "safety_identifier", "service_tier",
 		"encoding_format", "logit_bias", "kv_transfer_params", "mm_processor_kwargs", "tool_choice",
-		"reasoning", "reasoning_effort", "include", "truncation", "thinking", "vllm_xargs":
+		"reasoning", "reasoning_effort", "include", "truncation", "vllm_xargs":
 		return inSkip
 	}
 	return inText
+}
+
+// reaches notes the fields by which a request takes more than its body shows.
+func (m *meter) reaches(name []byte, v int) {
+	r, c := &m.req, m.body[v]
+	switch string(name) {
+	case "chat_template", "prompt_embeds", "mm_processor_kwargs", "media_io_kwargs", "conversation":
+		if c != 'n' {
+			r.Bounds.Beyond = string(name)
+		}
+	case "prompt": // of a response: one that the server has stored
+		if c == '{' && m.kind == Response {
+			r.Bounds.Beyond = "prompt"
+		}
+	case "web_search_options", "mcp_servers", "container":
+		if c != 'n' {
+			r.Bounds.Rounds = string(name)
+		}
+	case "tools":
+		for a := (array{b: m.body[v:skipValue(m.body, v)]}); a.next(); {
+			for o := (object{b: a.value}); o.next(); {
+				mayBeType := string(o.name) == "type" || bytes.IndexByte(o.name, '\\') >= 0
+				if mayBeType && string(o.value) != `"function"` && string(o.value) != `"custom"` && !isNull(o.value) {
+					r.Bounds.Rounds = "tools"
+				}
+			}
+		}
+	}
+}
+
+// thinking reads Anthropic's: what is thought must fit into the answer.
+func (m *meter) thinking(v int) int {
+	end := m.value(v, inSkip)
+	if m.err != nil || m.body[v] != '{' {
+		return end
+	}
+	for o := (object{b: m.body[v:end]}); o.next(); {
+		if string(o.name) != "budget_tokens" {
+			continue
+		}
+		if x, problem := integer(o.value); problem == "" && x <= maxExact {
+			m.req.Bounds.MinOutput = max(m.req.Bounds.MinOutput, x+1)
+		}
+	}
+	return end
 }
 
 // identity reads a string or null.

@@ -42,6 +42,7 @@ func MeterMultipart(boundary string, body []byte) (Request, error) {
 		i = next
 	}
 	f.req.Sequences = max(f.n, 1)
+	f.req.Bounds.Text = int64(len(body)) - f.req.FileBytes
 	return f.req, nil
 }
 
@@ -168,7 +169,10 @@ func (f *form) field(name string, at span) (err error) {
 		r.spans.continuous = at
 		r.Continuous, problem = formFlag(value)
 	case "max_tokens", "max_completion_tokens":
-		problem = formNumber(value, &r.MaxOutput, maxExact)
+		most := int64(-1)
+		problem = formNumber(value, &most, maxExact)
+		r.spans.cap(at, most)
+		r.MaxOutput = max(r.MaxOutput, most)
 	case "n":
 		problem = formNumber(value, &f.n, maxSequences)
 	default:

@@ -33,7 +33,7 @@ func TestMeterMultipart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.spans = spans{}
+	r.spans, r.Bounds = spans{}, Bounds{}
 	want := Request{Model: "whisper", HasModel: true, Stream: true, Continuous: true, MaxOutput: 7, Sequences: 3, InputBytes: 3 + 65, FileBytes: 11, Audio: 1, Inputs: 1, User: "u"}
 	if r != want {
 		t.Errorf("got  %+v\nwant %+v", r, want)

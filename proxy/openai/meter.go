@@ -17,6 +17,8 @@ const (
 	maxSequences = 1024 // of n and of best_of
 	maxIdentity  = 1024 // bytes of model, user and previous_response_id
 	maxLabel     = 64   // a role, type or id up to this long is not counted as text
+	indentWidth  = 4    // bytes by which a level of a structure is indented, at most
+	renderedMost = 4    // tokens that a byte of a structure becomes at most: 1e15 is printed in full
 	embedBytes   = 1024 // base64 bytes of prompt_embeds that make a token, for a narrow model
 )
 
@@ -116,6 +118,13 @@ type meter struct {
 	n, bestOf           int64
 	queries, queryBytes int64
 	prompts             int64
+
+	// For textMost.
+	media    int64 // bytes of the body that are no text
+	asked    int64 // bytes of the query that is paired with each document
+	rendered int64 // bytes of the structures that templates render anew
+	indents  int64 // bytes that they may be indented with
+	inside   bool  // such a structure
 }
 
 func (m *meter) fail(at int, field, problem string) int {
@@ -128,13 +137,15 @@ func (m *meter) fail(at int, field, problem string) int {
 // value reads the value at i and returns the offset behind it.
 func (m *meter) value(i int, at place) int {
 	switch m.body[i] {
-	case '{':
-		if at == inPrompt || at == inQuery {
-			at = inMessage
+	case '{', '[':
+		if at == inSchema && !m.inside {
+			m.inside = true
+			end := m.structure(i, at)
+			m.inside = false
+			m.rendered += int64(end - i)
+			return end
 		}
-		return m.object(i, at)
-	case '[':
-		return m.array(i, at)
+		return m.structure(i, at)
 	case '"':
 		end := skipString(m.body, i)
 		m.text(m.body[i+1:end-1], at)
@@ -145,6 +156,20 @@ func (m *meter) value(i int, at place) int {
 		m.req.InputBytes += int64(end - i)
 	}
 	return end
+}
+
+// structure reads the object or array at i.
+func (m *meter) structure(i int, at place) int {
+	if m.body[i] == '[' {
+		return m.array(i, at)
+	}
+	if at == inPrompt || at == inQuery {
+		at = inMessage
+	}
+	if at == inMessage {
+		m.req.Bounds.Messages++
+	}
+	return m.object(i, at)
 }
 
 // text counts the string s, given as it is written between its quotes.
@@ -166,7 +191,9 @@ func (m *meter) array(i int, at place) int {
 	}
 	i = skipSpace(m.body, i+1)
 	ids := false
+	m.indent(at)
 	for m.err == nil && m.body[i] != ']' {
+		m.indent(at)
 		if at >= inPrompt && at <= inEmbeds {
 			m.input(i, at, &ids)
 		}
@@ -192,6 +219,7 @@ func (m *meter) input(i int, at place, ids *bool) {
 		*count++
 	default:
 		m.req.InputTokens++
+		m.media += int64(skipScalar(m.body, i) - i)
 		if !*ids {
 			*ids = true
 			*count++
@@ -206,7 +234,9 @@ func (m *meter) object(i int, at place) int {
 	sc := m.names.open()
 	var p part
 	i = skipSpace(m.body, i+1)
+	m.indent(at)
 	for m.body[i] != '}' {
+		m.indent(at)
 		end := skipString(m.body, i)
 		if len(m.names.names) == maxNames {
 			return m.fail(i, m.field, fmt.Sprintf("more than %d names in one object", maxNames))
@@ -225,9 +255,16 @@ func (m *meter) object(i int, at place) int {
 		}
 	}
 	m.names.close(&sc)
-	p.count(&m.req, at)
+	p.count(m, at)
 	m.depth--
 	return i + 1
+}
+
+// indent counts what may be put before an element of a structure.
+func (m *meter) indent(at place) {
+	if at == inSchema {
+		m.indents += int64(2 + indentWidth*m.depth)
+	}
 }
 
 // path names a member for an error message.
@@ -249,6 +286,10 @@ func (m *meter) member(at place, p *part, name []byte, v int) int {
 		switch string(name) {
 		case "content", "summary", "output":
 			return m.value(v, inContent)
+		case "type":
+			if m.kind == Response && unquote(m.body[v:skipValue(m.body, v)]) == "item_reference" {
+				m.req.Bounds.Beyond = "item_reference"
+			}
 		}
 		return m.label(name, v, inSchema)
 	case inContent:
@@ -285,4 +326,20 @@ func (m *meter) finish() {
 	if m.kind == Completion {
 		r.Sequences *= r.Inputs
 	}
+	r.Bounds.Text = m.textMost()
+}
+
+// textMost bounds the tokens that the text of the body can become. A token is a byte at
+// least: so it is for byte-level tokenizers, for those that fall back to bytes and for
+// WordPiece, if none of them first spells ligatures out. The body as it was sent is never
+// shorter than what it decodes to. All of it counts, names, punctuation and what may not
+// even be prompt, but for the payload of media and for ids, which are counted apart. What
+// templates print as JSON or as markup of their own (tools, schemas, arguments) counts
+// several times, and with an indentation of each of its elements.
+func (m *meter) textMost() int64 {
+	n := int64(len(m.body)) - m.media + (renderedMost-1)*m.rendered + m.indents
+	if m.queries > 0 && m.queries < m.prompts {
+		n += m.asked * (m.prompts - m.queries)
+	}
+	return n
 }

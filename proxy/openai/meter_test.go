@@ -24,7 +24,7 @@ func meterOK(t *testing.T, kind Kind, body string) Request {
 	if err != nil {
 		t.Fatalf("Meter(%.200s): %v", body, err)
 	}
-	r.spans = spans{}
+	r.spans, r.Bounds = spans{}, Bounds{}
 	return r
 }
 
@@ -466,5 +466,5 @@ func BenchmarkMeter(b *testing.B) {
 
 // edited is the body that Pieces makes, in one piece.
 func edited(r *Request, body []byte, model string, includeUsage bool) []byte {
-	return bytes.Join(r.Pieces(body, model, includeUsage), nil)
+	return bytes.Join(r.Pieces(body, Changes{Model: model, IncludeUsage: includeUsage}), nil)
 }

@@ -7,7 +7,8 @@ type part struct {
 	typed               byte // 'i', 'a' or 'v' by its type; 0 for text
 	sourced             bool // an Anthropic source is there and counts itself
 	textSource          bool
-	payload             int64 // text bytes of a source that turns out to be text
+	beyond              string // its type, if that is of a medium without a known size
+	payload, raw        int64  // bytes of a source that turns out to be text, decoded and as written
 }
 
 // part reads a member of a content part. Media are billed flat, whether they come as
@@ -40,18 +41,31 @@ func (m *meter) part(p *part, name []byte, v int) int {
 	if m.body[v] != 'n' {
 		*seen = true
 	}
-	return m.value(v, inSkip)
+	switch string(name) {
+	case "image_url", "image", "input_image", "image_pil", "input_audio", "audio_url", "audio":
+	default: // as many pages, pictures or rows as it has
+		m.req.Bounds.Beyond = string(name)
+	}
+	end := m.value(v, inSkip)
+	m.media += int64(end - v)
+	return end
 }
 
 // classify notes the type of a part or source.
 func (p *part) classify(typ []byte) {
-	switch unquote(typ) {
-	case "image_url", "input_image", "image", "image_embeds", "image_pil", "input_file", "file":
+	switch name := unquote(typ); name {
+	case "image_url", "input_image", "image", "image_pil":
 		p.typed = 'i'
-	case "input_audio", "audio_url", "audio", "audio_embeds":
+	case "image_embeds", "input_file", "file":
+		p.typed, p.beyond = 'i', name
+	case "document":
+		p.beyond = name
+	case "audio_embeds":
+		p.typed, p.beyond = 'a', name
+	case "input_audio", "audio_url", "audio":
 		p.typed = 'a'
 	case "video_url", "video", "input_video", "video_embeds":
-		p.typed = 'v'
+		p.typed, p.beyond = 'v', name
 	case "text", "content":
 		p.textSource = true
 	}
@@ -69,6 +83,7 @@ func (m *meter) source(p *part, name []byte, v int) int {
 		end := skipValue(m.body, v)
 		if raw := m.body[v:end]; isString(raw) {
 			p.payload += decodedLen(raw[1 : len(raw)-1])
+			p.raw += int64(len(raw))
 			return end
 		}
 		return m.value(v, inText)
@@ -77,12 +92,17 @@ func (m *meter) source(p *part, name []byte, v int) int {
 }
 
 // count adds a closed part or source to the request.
-func (p *part) count(r *Request, at place) {
+func (p *part) count(m *meter, at place) {
+	r := &m.req
+	if p.beyond != "" {
+		r.Bounds.Beyond = p.beyond
+	}
 	switch {
 	case at == inSource && p.textSource:
 		r.InputBytes += p.payload
 	case at == inSource:
 		r.Images++
+		m.media += p.raw
 	case at == inContent:
 		// A type without a payload is a reference to a medium that the server has cached.
 		bare := !p.image && !p.audio && !p.video && !p.sourced

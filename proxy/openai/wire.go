@@ -40,11 +40,24 @@ type Request struct {
 	Video       int
 	Inputs      int64 // prompts, embedding inputs or documents; at least 1
 
+	Bounds Bounds
+
 	PreviousResponseID string
 	Background         bool
 	User               string
 
 	spans spans
+}
+
+// Bounds are what an upper bound of what a request may take is made of.
+type Bounds struct {
+	Text      int64  // no text of the body can become more tokens, however it is rendered; see textMost
+	Messages  int64  // messages and items of a conversation
+	MinOutput int64  // tokens that each answer must be able to have
+	Uncapped  bool   // a completion's cap is null; absent, it is DefaultCompletion
+	Echo      bool   // a completion begins with its prompt
+	Beyond    string // a field by which the prompt takes in what the body does not hold, "" where none does
+	Rounds    string // a field by which the server may run the model more than once, "" where none does
 }
 
 // InputError says why a body was refused. Offset is the byte at which it went wrong,
@@ -72,6 +85,9 @@ type Usage struct {
 	AudioSeconds int64 // transcriptions are reported in seconds, not in tokens
 	Known        bool  // both token figures were reported
 }
+
+// DefaultCompletion is the cap of a completion that says nothing of one.
+const DefaultCompletion = 16
 
 // Failure is an error that the upstream reported inside a body or stream.
 type Failure struct{ Message, Type, Code string }

@@ -1,0 +1,146 @@
+package proxy
+
+import (
+	"net/http"
+
+	"headgate/proxy/openai"
+)
+
+// What a request is taken to need at most, in tokens, beside its text. Too much is given
+// back when the answer ends.
+const (
+	defaultTemplateTokens = 2048 // of a chat template, with the prompt that it may begin with
+	messageTokens         = 32   // around a message
+	promptTokens          = 16   // around a prompt
+	pairTokens            = 256  // around a query and a document
+	mostImageTokens       = 16 << 10
+	mostAudioTokens       = 32 << 10 // of an audio part
+	contextUnstated       = 32 << 10 // the context of a model that states none
+
+	bytesPerSecond  = 500 // of speech, in the tightest of the usual codecs
+	secondsPerChunk = 29  // of audio: each chunk has an answer of its own
+	tokensPerSecond = 50  // that audio becomes, at most
+)
+
+// bounds are what a request takes at most. What each route can bring:
+//
+//   - Text is a token a byte of the body: see openai.Bounds. Conversations add what the
+//     template may write around messages and before them, all others what stands around a
+//     prompt. What goes on from a response takes in all of that again.
+//   - A picture is mostImageTokens, an audio part mostAudioTokens. Whatever has no size that
+//     the body shows (videos, documents, tensors, a template of the client's own, stored
+//     prompts) is the whole context of each prompt; without a stated context a strict budget
+//     refuses it.
+//   - Where the route generates, no prompt is longer than the context. Embeddings may be:
+//     servers can split them.
+//   - The answer is the cap times the sequences (n or best_of, times the prompts of a
+//     completion), a completion that echoes adds its prompts. min_tokens, ignore_eos, beams,
+//     speculation and logprobs add no token to a cap. vllm_xargs are the operator's own
+//     plug-ins, not bounded here. Without a cap it is what the context leaves; of a completion
+//     that says nothing, openai.DefaultCompletion.
+//   - Built-in tools, for which a server runs the model as often as it likes, have no bound:
+//     a strict budget refuses them.
+//   - Audio files are taken for speech at bytesPerSecond. This is no proof: a file of
+//     compressed silence lasts longer, and what it then costs is charged all the same.
+//
+// The bound holds as far as the backend keeps to the cap and the policy's context to the
+// backend's.
+type bounds struct {
+	in         int64
+	cap, least int64 // tokens of one sequence; 0 where the route generates nothing
+	sequences  int64
+	echo       int64 // tokens that answers begin with
+	seconds    int64 // of audio
+	beyond     bool  // in is the context, which nobody states
+}
+
+func (x *exchange) bounds() bounds {
+	in, m := &x.in, x.model
+	b := bounds{sequences: max(in.Sequences, 1)}
+	if in.FileBytes > 0 {
+		b.seconds = min(in.FileBytes/bytesPerSecond+1, maxAudioSeconds)
+		b.sequences *= b.seconds/secondsPerChunk + 1
+	}
+	prompts := max(in.Inputs, 1)
+	b.in = x.mostInput()
+	if in.Bounds.Beyond != "" {
+		b.beyond = m.Context == 0
+		b.in = max(b.in, times(orDefault(m.Context, contextUnstated), prompts))
+	}
+	if !x.route.generate {
+		return b
+	}
+	if m.Context > 0 && in.FileBytes == 0 {
+		b.in = min(b.in, times(m.Context, prompts))
+	}
+	context := orDefault(m.Context, contextUnstated)
+	switch {
+	case in.MaxOutput >= 0:
+		b.cap = max(in.MaxOutput, 1)
+	case x.route.kind == openai.Completion && !in.Bounds.Uncapped:
+		b.cap = openai.DefaultCompletion
+	default: // as much as the context leaves, and surely not more: servers refuse that
+		b.cap = max(context-b.in/prompts, (context-x.res.inTokens/prompts)/2, 1)
+	}
+	if m.Context > 0 {
+		b.cap = min(b.cap, m.Context)
+	}
+	b.least = min(max(in.Bounds.MinOutput, 1), b.cap)
+	if in.Bounds.Echo {
+		b.echo = times(b.in, ceilDiv(b.sequences, prompts))
+	}
+	return b
+}
+
+// mostInput bounds the tokens of what the body shows.
+func (x *exchange) mostInput() int64 {
+	in, prompts := &x.in, max(x.in.Inputs, 1)
+	n := in.Bounds.Text + in.InputTokens + x.earlier + promptTokens*prompts
+	switch x.route.kind {
+	case openai.Pooling:
+		n += pairTokens * prompts
+		if in.Images > 0 { // the query's come with each document
+			n += times(mostImageTokens*int64(in.Images), prompts)
+		}
+	case openai.Audio:
+		n += in.FileBytes / bytesPerSecond * tokensPerSecond
+	}
+	if in.Bounds.Messages > 0 || x.route.kind == openai.Chat || x.route.kind == openai.Response || x.route.kind == openai.Message {
+		n += orDefault(x.model.TemplateTokens, defaultTemplateTokens) + messageTokens*in.Bounds.Messages
+	}
+	return n + mostImageTokens*int64(in.Images) + mostAudioTokens*int64(in.Audio)
+}
+
+// cost is the price of the request with answers of so many tokens.
+func (b *bounds) cost(x *exchange, tokens int64) int64 {
+	var out int64
+	if tokens > 0 {
+		out = times(tokens, b.sequences) + b.echo
+	}
+	return x.model.UpperBound(b.in, out, int64(x.in.Images), b.seconds)
+}
+
+// affordable is the longest answer that costs no more than so much, between least and cap.
+func (b *bounds) affordable(x *exchange, nanoUSD int64) int64 {
+	low, high := b.least, b.cap
+	for low < high { // 63 rounds at most
+		mid := low + (high-low+1)/2
+		if b.cost(x, mid) <= nanoUSD {
+			low = mid
+		} else {
+			high = mid - 1
+		}
+	}
+	return low
+}
+
+// unbounded refuses what has no upper bound.
+func (b *bounds) unbounded(x *exchange) *Error {
+	switch {
+	case x.in.Bounds.Rounds != "":
+		return malformed(http.StatusBadRequest, x.in.Bounds.Rounds, "%s lets the backend run the model any number of times, which a strict budget cannot bound; leave it out, or use a key without a strict budget", x.in.Bounds.Rounds)
+	case b.beyond:
+		return malformed(http.StatusBadRequest, x.in.Bounds.Beyond, "%s brings in what the body does not show, which a strict budget cannot bound as long as the policy states no context for model %q; leave it out, or ask the operator to state it", x.in.Bounds.Beyond, x.model.Name)
+	}
+	return nil
+}
