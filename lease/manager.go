@@ -50,8 +50,15 @@ type ManagerConfig struct {
 	Blocks Blocks
 	// Client is the connection to the process that gossips at an address. Drop has it made anew the
 	// next time; nil: it never is.
-	Client     func(address string) (grpc.ClientConnInterface, error)
-	Drop       func(address string)
+	Client func(address string) (grpc.ClientConnInterface, error)
+	Drop   func(address string)
+	// Newest is the highest Revision of a limit that this process knows the policy of. It never falls. A limit of a
+	// higher one no owner here goes by: who asks under it asks again until this process knows it, too. nil: all are
+	// believed.
+	Newest func() uint64
+	// Peer is the name of the node that a call comes from, as its certificate has it. It has to be that of the
+	// process that the call speaks for. nil: everybody is believed.
+	Peer       func(ctx context.Context) string
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -98,8 +105,9 @@ type Manager struct {
 	shuts     map[shutKey]*shut
 	shutCount atomic.Int64
 	view      *View
-	changed   chan struct{} // closed and replaced when a Step, a Started or a hand-off changed whom to ask
-	handed    chan struct{} // closed and replaced when a hand-off ended
+	names     map[uint64]string // of the processes of this view, and of some before, by incarnation
+	changed   chan struct{}     // closed and replaced when a Step, a Started or a hand-off changed whom to ask
+	handed    chan struct{}     // closed and replaced when a hand-off ended
 	handing   map[handKey]bool
 	taking    map[uint32]bool // partitions of which a hand-off is being read
 	wg        sync.WaitGroup  // what Run started
@@ -119,13 +127,16 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 		ended: make(chan struct{}), soon: make(chan struct{}, 1), keep: make(chan struct{}, 1), moved: make(chan struct{}, 1),
 		lines: map[uint64]*line{}, served: map[uint64]*served{}, shuts: map[shutKey]*shut{}, draws: map[drawKey]bool{},
 		nextTick: never, changed: make(chan struct{}), handed: make(chan struct{}), heard: make(chan struct{}, 1), handing: map[handKey]bool{}, taking: map[uint32]bool{},
+		names: map[uint64]string{},
 	}
 	var err error
 	if m.private, err = newPrivates(cfg.Clock(), cfg.MaxBuckets); err != nil {
 		return nil, err
 	}
 	m.self = newLine(m, cfg.Self)
-	m.owner = NewOwner(OwnerConfig{Self: cfg.Self.Incarnation, Rights: cfg.Rights, Sizer: cfg.Sizer, MaxBuckets: cfg.MaxBuckets, Wait: int64(cfg.Wait)})
+	m.owner = NewOwner(OwnerConfig{
+		Self: cfg.Self.Incarnation, Rights: cfg.Rights, Sizer: cfg.Sizer, MaxBuckets: cfg.MaxBuckets, Wait: int64(cfg.Wait), Newest: cfg.Newest,
+	})
 	m.holder = NewHolder(HolderConfig{Self: cfg.Self.Incarnation, Clock: cfg.Clock, MaxBuckets: cfg.MaxBuckets, Wake: m.wake})
 	if m.met, err = newMetrics(cfg.Registerer, m); err != nil {
 		return nil, fmt.Errorf("lease: %w", err)
@@ -272,11 +283,17 @@ func (m *Manager) Step(v *View) {
 	}
 }
 
-// prune takes the lines and streams of those out who are members no more; m.mu is held.
+// prune takes the lines and streams of those out who are members no more, and notes who is; m.mu is held.
 func (m *Manager) prune(v *View) (gone []*line) {
 	in := map[uint64]bool{}
 	for i := range v.Members {
 		in[v.Members[i].Incarnation] = true
+	}
+	if len(m.names) >= maxNames {
+		clear(m.names)
+	}
+	for i := range v.Members {
+		m.names[v.Members[i].Incarnation] = v.Members[i].Name
 	}
 	for o, l := range m.lines {
 		if !in[o] {

@@ -20,6 +20,7 @@ import (
 // The bounds of the owner's side.
 const (
 	maxServed     = 4096 // streams of holders
+	maxNames      = 8192 // of processes, remembered
 	maxUnsaid     = 4096 // responses that wait for one stream; a holder that takes none is cut off
 	maxDraws      = 64   // at once
 	drawTimeout   = 5 * time.Second
@@ -250,6 +251,9 @@ func (s service) Session(stream leasepb.Lease_SessionServer) error {
 		m.met.rejected.Inc()
 		return status.Error(codes.InvalidArgument, "the first frame names no holder")
 	}
+	if _, err := m.speaksFor(stream.Context(), holder); err != nil {
+		return err // before it ends the stream of whom it names
+	}
 	ctx, cut := context.WithCancel(stream.Context())
 	defer cut()
 	out := &served{wake: make(chan struct{}, 1), cut: cut}
@@ -281,7 +285,13 @@ func (s service) Session(stream leasepb.Lease_SessionServer) error {
 
 // receive takes a holder's requests. It returns nil when the holder has closed its side.
 func (s service) receive(stream leasepb.Lease_SessionServer, holder uint64, f *leasepb.Frame) error {
-	for {
+	for known := false; ; {
+		if !known { // it may have come before the view that has the process
+			var err error
+			if known, err = s.m.speaksFor(stream.Context(), holder); err != nil {
+				return err
+			}
+		}
 		for _, p := range f.GetRequests() {
 			r, err := requestOf(p)
 			switch {
@@ -302,6 +312,23 @@ func (s service) receive(stream leasepb.Lease_SessionServer, holder uint64, f *l
 			return err
 		}
 	}
+}
+
+// speaksFor refuses a call in the name of a process of another node than the one that it comes from. Not known: no
+// view that this process saw has it.
+func (m *Manager) speaksFor(ctx context.Context, incarnation uint64) (known bool, err error) {
+	m.mu.Lock()
+	name, known := m.names[incarnation]
+	m.mu.Unlock()
+	if m.cfg.Peer == nil || !known {
+		return known, nil
+	}
+	if peer := m.cfg.Peer(ctx); peer != name {
+		m.met.rejected.Inc()
+		m.log.Warn("a node spoke in the name of another", "node", peer, "in_the_name_of", name)
+		return true, status.Error(codes.PermissionDenied, "the certificate is that of node "+peer+", and the process is one of node "+name)
+	}
+	return true, nil
 }
 
 // admit makes a stream the one on which its holder is answered. An earlier one ends.
@@ -342,6 +369,9 @@ func (s service) HandOff(stream leasepb.Lease_HandOffServer) error {
 		return status.Error(codes.InvalidArgument, err.Error())
 	case h.To != m.cfg.Self.Incarnation:
 		return status.Error(codes.FailedPrecondition, "the receiver that was meant has been started anew since, or is another node")
+	}
+	if _, err := m.speaksFor(stream.Context(), h.From); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	later := m.view == nil || m.view.Epoch < h.Epoch

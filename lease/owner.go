@@ -15,8 +15,10 @@ type OwnerConfig struct {
 	// MaxBuckets bounds the buckets; 0: DefaultMaxBuckets. Hand-offs and rolled slots are taken above it.
 	MaxBuckets int
 	// Wait is how long after a view nobody can still act on the one before, in ns; V4.
-	Wait  int64
-	Break Rule // for tests that show that a broken rule is missed; 0 in use
+	Wait int64
+	// Newest see ManagerConfig.
+	Newest func() uint64
+	Break  Rule // for tests that show that a broken rule is missed; 0 in use
 }
 
 // The bounds of an Owner, beside MaxBuckets.
@@ -99,7 +101,9 @@ type Owner struct {
 	sight Sight
 	looks uint64
 	steps uint64 // taken
-	stats OwnerStats
+
+	newest uint64 // what Newest said last
+	stats  OwnerStats
 }
 
 // step is what one call gathers.

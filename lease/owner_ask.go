@@ -132,6 +132,10 @@ func (o *Owner) may(at Instant, epoch uint64, c *AskCharge) bool {
 	if part.since == 0 || !part.open(o, at, c.Partition) {
 		return false
 	}
+	if o.ahead(&c.Limit) { // its holder knows a policy first, or lies: what is believed once binds for good
+		o.stats.Rejected++
+		return false
+	}
 	// Slots that are lent for an ask of before the roll call nobody waits for: they would never come back.
 	if c.Limit.Algorithm == limiter.Semaphore && (epoch < part.since || !o.rollComplete(at, part)) {
 		return false

@@ -473,6 +473,27 @@ func (o *Owner) intern(l *limiter.Limit) *limiter.Limit {
 	return &own
 }
 
+// ahead says whether a limit is of a later policy than this process knows.
+func (o *Owner) ahead(l *limiter.Limit) bool {
+	if o.cfg.Newest == nil || l.Revision <= o.newest {
+		return false
+	}
+	o.newest = max(o.newest, o.cfg.Newest())
+	return l.Revision > o.newest
+}
+
+// told is a limit that a member told with a bucket's state, which is not lost for it: of a later policy than this
+// process knows it binds only until somebody asks under one that it does.
+func (o *Owner) told(l *limiter.Limit) *limiter.Limit {
+	if !o.ahead(l) {
+		return o.intern(l)
+	}
+	o.stats.Rejected++
+	until := *l
+	until.Revision = 0
+	return o.intern(&until)
+}
+
 // supersede puts a bucket that was touched under l where l comes from a later policy (R9). Leases keep
 // what they may spend until they are replaced.
 func (o *Owner) supersede(at Instant, id uint32, b *bucket, l *limiter.Limit) {

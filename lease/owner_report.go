@@ -287,14 +287,16 @@ func (o *Owner) roll(at Instant, p *peer, r *Roll) {
 func (o *Owner) rolledIn(at Instant, p *peer, x *RolledSlots) {
 	b, id := o.find(&x.Key)
 	if b == nil {
-		b, id = o.make(&x.Key, o.intern(&x.Limit), x.Partition, at)
+		b, id = o.make(&x.Key, o.told(&x.Limit), x.Partition, at)
 	}
 	if b.partition != x.Partition {
 		o.stats.Rejected++
 		return
 	}
 	o.touch(at, b)
-	o.supersede(at, id, b, &x.Limit)
+	if !o.ahead(&x.Limit) {
+		o.supersede(at, id, b, &x.Limit)
+	}
 	if b.limit.Algorithm != limiter.Semaphore {
 		return
 	}

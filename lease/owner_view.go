@@ -451,7 +451,7 @@ func (o *Owner) installBucket(at Instant, p uint32, h *HandedBucket) {
 	if b != nil {
 		o.forget(id, b)
 	}
-	b, id = o.make(&h.Key, o.intern(&h.Limit), p, at)
+	b, id = o.make(&h.Key, o.told(&h.Limit), p, at)
 	state, err := restore(h, at)
 	if err != nil {
 		return // validHandoff has seen it

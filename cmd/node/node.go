@@ -163,7 +163,7 @@ func (n *Node) newLimits() (*lease.Manager, error) {
 		Wait: cluster.TakeoverWait, Blocks: blocks{n},
 		Client: func(address string) (grpc.ClientConnInterface, error) { return n.cluster.Conn(address) },
 		Drop:   func(address string) { n.cluster.Reconnect(address) },
-		Logger: n.log, Registerer: n.registry,
+		Newest: n.newestLimit, Peer: n.namesPeers(), Logger: n.log, Registerer: n.registry,
 	})
 }
 
