@@ -67,6 +67,14 @@ func (b *Budget) strict() bool { return b.Mode == "strict" }
 
 func (b *Budget) zone() string { return cmp.Or(b.TimeZone, "UTC") }
 
+// calendar names what cuts the budget's time into periods; "" where it has none.
+func (b *Budget) calendar() string {
+	if b.Period == "rolling" || b.Period == "none" {
+		return ""
+	}
+	return b.Period + " " + b.zone()
+}
+
 // slot is what the window of a rolling budget is counted by, in whole seconds; 0 of any other.
 func (b *Budget) slot() time.Duration {
 	if b.Period != "rolling" {

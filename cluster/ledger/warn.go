@@ -126,7 +126,7 @@ func restarted(old, p *Policy) []string {
 	was, now := old.budgetsByPath(), p.budgetsByPath()
 	for _, path := range slices.Sorted(maps.Keys(now)) {
 		a, b := was[path], now[path]
-		if a == nil || a.Period == b.Period && a.zone() == b.zone() && a.Scope == b.Scope {
+		if a == nil || a.calendar() == b.calendar() && a.Scope == b.Scope {
 			continue
 		}
 		w.add(place{human: path}, "it starts anew with nothing spent, because its period, time zone or scope is another: %s was %s", b.words(), a.words())
