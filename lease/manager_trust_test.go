@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,16 +128,17 @@ func TestManagerKnowsItsPeersLater(t *testing.T) {
 // owner knows it, too.
 func TestManagerWaitsForThePolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		newest := make([]uint64, 2)
+		newest := make([]atomic.Uint64, 2)
 		i := 0
 		w := newWorld(t, 2, func(c *lease.ManagerConfig) {
 			n := &newest[i]
 			i++
-			c.Newest = func() uint64 { return *n } // written while nothing runs
+			c.Newest = n.Load
 		})
 		w.step(w.nodes, 0, 0, 0, 0)
 		limit := slow()
-		newest[0], newest[1] = 1, 2
+		newest[0].Store(1)
+		newest[1].Store(2)
 		if ok, d := w.nodes[1].take(chargeOn("0acme", limit, 1)); !ok {
 			t.Fatalf("%+v", d)
 		}
@@ -145,8 +147,7 @@ func TestManagerWaitsForThePolicy(t *testing.T) {
 		began := time.Now()
 		go func() {
 			time.Sleep(60 * time.Millisecond)
-			synctest.Wait()
-			newest[0] = 2
+			newest[0].Store(2)
 		}()
 		if ok, d := w.nodes[1].take(chargeOn("0acme", limit, 50)); ok {
 			t.Errorf("50 of 49: %+v", d)
