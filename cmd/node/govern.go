@@ -33,22 +33,28 @@ func (n *Node) propose(ctx context.Context, by admin.Actor, cmd *ledgerpb.Comman
 	defer cancel()
 	cmd.Version, cmd.Actor = 1, by.Name
 	r, err := n.cluster.Propose(ctx, cmd)
-	switch {
-	case errors.Is(err, ledger.ErrUnknownOutcome):
-		return nil, &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; headgate audit shows what was", err)}
-	case errors.Is(err, ledger.ErrNoLeader) && n.cluster.Epoch() == 0:
-		return nil, admin.Errorf(admin.NoQuorum, "nothing was done: %s", n.cluster.Awaits())
-	case errors.Is(err, ledger.ErrNoLeader), errors.Is(err, ledger.ErrBusy), errors.Is(err, ledger.ErrStopped): // nothing was done
-		return nil, &admin.Error{Code: admin.NoQuorum, Err: err}
-	case errors.Is(err, ledger.ErrTooLarge):
-		return nil, &admin.Error{Code: admin.TooLarge, Err: err}
-	case err != nil:
-		return nil, err
+	if err != nil {
+		return nil, n.notProposed(err)
 	}
 	if err := ledger.RefusalOf(r); err != nil {
 		return nil, refusal(err)
 	}
 	return r, nil
+}
+
+// notProposed gives an error of a proposal its code.
+func (n *Node) notProposed(err error) error {
+	switch {
+	case errors.Is(err, ledger.ErrUnknownOutcome):
+		return &admin.Error{Code: admin.Unknown, Err: fmt.Errorf("%w; headgate audit shows what was", err)}
+	case errors.Is(err, ledger.ErrNoLeader) && n.cluster.Epoch() == 0:
+		return admin.Errorf(admin.NoQuorum, "nothing was done: %s", n.cluster.Awaits())
+	case errors.Is(err, ledger.ErrNoLeader), errors.Is(err, ledger.ErrBusy), errors.Is(err, ledger.ErrStopped): // nothing was done
+		return &admin.Error{Code: admin.NoQuorum, Err: err}
+	case errors.Is(err, ledger.ErrTooLarge):
+		return &admin.Error{Code: admin.TooLarge, Err: err}
+	}
+	return err
 }
 
 func (n *Node) change(ctx context.Context, by admin.Actor, cmd *ledgerpb.Command) (admin.Done, error) {

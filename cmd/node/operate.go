@@ -32,6 +32,7 @@ func (n *Node) adminConfig() admin.Config {
 		Members: n.members, RemoveMember: n.removeMember, Audit: n.audit,
 		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
 		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,
+		Zone: ledger.LoadZone, Budgets: n.budgets, AdjustBudget: n.adjustBudget, Holders: n.holders, ReleaseBudget: n.releaseBudget,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: n.exportContent, EraseContent: n.eraseContent,
 	}

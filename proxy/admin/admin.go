@@ -51,6 +51,9 @@ type Config struct {
 	// that is nearly right: look it up by its hash.
 	Authorize func(token string) (Actor, bool)
 
+	// Zone finds a time zone by its name; nil: the machine's database does.
+	Zone func(name string) (*time.Location, error)
+
 	Gatherer prometheus.Gatherer
 	Ready    func() error // why the node should get no traffic; nil if it should
 	Status   func() Status

@@ -98,7 +98,7 @@ func (c Config) getUsage(w http.ResponseWriter, r *http.Request) {
 		unsupported(w)
 		return
 	}
-	q, err := readUsageQuery(r, time.Now())
+	q, err := c.readUsageQuery(r, time.Now())
 	if err != nil {
 		fail(w, coded(Invalid, err))
 		return
@@ -152,7 +152,7 @@ func ReadMissing(trailer http.Header) ([]Missing, error) {
 	return m, nil
 }
 
-func readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, err error) {
+func (c Config) readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, err error) {
 	v := r.URL.Query()
 	q = UsageQuery{Tenant: v.Get("tenant"), Key: v.Get("key"), User: v.Get("user"), Model: v.Get("model"), Format: UsageFormat(v.Get("format"))}
 	switch q.Format {
@@ -168,14 +168,14 @@ func readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, err error) {
 	if q.By, err = ParseBy(v.Get("by")); err != nil {
 		return q, err
 	}
-	q.Location, q.From, q.Until, err = readRange(r, now)
+	q.Location, q.From, q.Until, err = c.readRange(r, now)
 	return q, err
 }
 
 // readRange reads time_zone, from and until.
-func readRange(r *http.Request, now time.Time) (zone *time.Location, from, until time.Time, err error) {
+func (c Config) readRange(r *http.Request, now time.Time) (zone *time.Location, from, until time.Time, err error) {
 	v := r.URL.Query()
-	if zone, err = ParseZone(v.Get("time_zone")); err != nil {
+	if zone, err = c.zone(v.Get("time_zone")); err != nil {
 		return nil, from, until, err
 	}
 	for name, t := range map[string]*time.Time{"from": &from, "until": &until} {
@@ -191,15 +191,21 @@ func readRange(r *http.Request, now time.Time) (zone *time.Location, from, until
 	return zone, from, until, nil
 }
 
-// ParseZone reads the name of a time zone; "" is UTC. The node's own ("Local") is none: it
-// is another on each node.
-func ParseZone(s string) (*time.Location, error) {
-	if s == "" {
+// zone finds the one with a name; "" is UTC. The node's own ("Local") is none: it is another
+// on each node.
+func (c Config) zone(name string) (zone *time.Location, err error) {
+	switch {
+	case name == "":
 		return time.UTC, nil
+	case name == "Local":
+		err = errors.New("the nodes may be in several")
+	case c.Zone != nil:
+		zone, err = c.Zone(name)
+	default:
+		zone, err = time.LoadLocation(name)
 	}
-	zone, err := time.LoadLocation(s)
-	if err != nil || s == "Local" {
-		return nil, fmt.Errorf("time_zone: %q is not one; write a name such as Europe/Berlin", s)
+	if err != nil {
+		return nil, fmt.Errorf("time_zone: %q is not one; write a name such as Europe/Berlin: %w", name, err)
 	}
 	return zone, nil
 }
@@ -269,7 +275,7 @@ func (c Config) getTop(w http.ResponseWriter, r *http.Request) {
 		unsupported(w)
 		return
 	}
-	q, err := readTop(r, time.Now())
+	q, err := c.readTop(r, time.Now())
 	if err != nil {
 		fail(w, coded(Invalid, err))
 		return
@@ -281,7 +287,7 @@ func (c Config) getTop(w http.ResponseWriter, r *http.Request) {
 	}).ServeHTTP(w, r)
 }
 
-func readTop(r *http.Request, now time.Time) (q UsageTop, err error) {
+func (c Config) readTop(r *http.Request, now time.Time) (q UsageTop, err error) {
 	q = UsageTop{Tenant: r.URL.Query().Get("tenant"), Most: defaultTop}
 	if q.By, err = ParseBy(r.URL.Query().Get("by")); err != nil {
 		return q, err
@@ -298,7 +304,7 @@ func readTop(r *http.Request, now time.Time) (q UsageTop, err error) {
 	case most != nil:
 		q.Most = int(*most)
 	}
-	if q.Location, q.From, q.Until, err = readRange(r, now); err == nil && q.From.IsZero() {
+	if q.Location, q.From, q.Until, err = c.readRange(r, now); err == nil && q.From.IsZero() {
 		q.From = now.Add(-defaultLast)
 	}
 	return q, err

@@ -1,0 +1,328 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"headgate/cluster/ledger"
+	"headgate/proxy/admin"
+)
+
+// maxBudgetsShown bounds the accounts of one answer: those that have spent the greatest part of
+// their amount.
+const maxBudgetsShown = 10_000
+
+// budgetRule is a budget of the policy as it applies to a tenant, or to all.
+type budgetRule struct {
+	tenant   string // "": all share its accounts
+	bucket   string
+	name     string
+	scope    string
+	subject  []string // what an account's subject is made of, in that order
+	period   string
+	strict   bool
+	amount   int64
+	revision uint64 // of amount
+	at       func(time.Time) (start, end int64)
+}
+
+// budgetOwner is where an account's budget is found.
+type budgetOwner struct{ tenant, bucket string }
+
+// rulesOf a caller's budgets.
+func rulesOf(c *ledger.Caller) []budgetRule {
+	out := make([]budgetRule, 0, len(c.Budgets))
+	for _, b := range c.Budgets {
+		r := budgetRule{
+			bucket: b.Bucket, name: b.Name, scope: b.Scope, period: b.Period, strict: b.Strict, amount: b.Terms.Amount, revision: b.Terms.Revision, at: b.Calendar.At,
+		}
+		parts := strings.Split(b.Scope, "+")
+		if slices.Contains(parts, "key") || slices.Contains(parts, "user") || slices.Contains(parts, "org") {
+			r.tenant = c.Tenant.Name
+		}
+		for _, part := range [...]string{"key", "user", "model"} { // as requests name them
+			if slices.Contains(parts, part) {
+				r.subject = append(r.subject, part)
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// budgetRules are those of one tenant, or of all where tenant is "".
+func (n *Node) budgetRules(tenant string) ([]budgetRule, error) {
+	s := n.current()
+	if s.index == nil {
+		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
+	}
+	if tenant != "" {
+		c, ok := s.index.Tenant(tenant)
+		if !ok {
+			return nil, admin.Errorf(admin.NotFound, "there is no such tenant; GET /admin/v1/tenants lists them")
+		}
+		return rulesOf(&c), nil
+	}
+	var out []budgetRule
+	shared := map[string]bool{}
+	for _, t := range s.index.Policy.Tenants {
+		c, ok := s.index.Tenant(t.Name)
+		if !ok {
+			continue
+		}
+		for _, r := range rulesOf(&c) {
+			if r.tenant == "" {
+				if shared[r.bucket] {
+					continue
+				}
+				shared[r.bucket] = true
+			}
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// budgets shows accounts: of a tenant, or of all.
+func (n *Node) budgets(_ context.Context, tenant string) ([]admin.Budget, error) {
+	rules, err := n.budgetRules(tenant)
+	if err != nil {
+		return nil, err
+	}
+	accounts := n.cluster.Ledger().Budgets(func(a *ledger.BudgetAccount) bool {
+		return tenant == "" || a.Key.Tenant == "" || a.Key.Tenant == tenant
+	}, ledger.MaxBudgets)
+	return showBudgets(rules, accounts, tenant == "", time.Now(), n.memberNames()), nil
+}
+
+// memberNames are the members of the view by incarnation.
+func (n *Node) memberNames() map[uint64]string {
+	out := map[uint64]string{}
+	for _, m := range n.cluster.Fence().Ring().Members() {
+		out[m.Incarnation] = m.Name
+	}
+	return out
+}
+
+// showBudgets are the accounts of the periods that run, and what is still held of others. all: also
+// those of budgets that rules do not have.
+func showBudgets(rules []budgetRule, accounts []ledger.BudgetAccount, all bool, now time.Time, names map[uint64]string) []admin.Budget {
+	byOwner := make(map[budgetOwner]*budgetRule, len(rules))
+	for i := range rules {
+		byOwner[budgetOwner{rules[i].tenant, rules[i].bucket}] = &rules[i]
+	}
+	out := []admin.Budget{}
+	live := map[budgetOwner]bool{} // has an account
+	for i := range accounts {
+		a := &accounts[i]
+		owner := budgetOwner{a.Key.Tenant, a.Key.Limit}
+		rule := byOwner[owner]
+		runs := a.Key.End == 0 || a.Key.Start <= now.UnixNano() && now.UnixNano() < a.Key.End
+		if rule != nil && runs {
+			start, end := rule.at(now)
+			runs = start == a.Key.Start && end == a.Key.End // else the policy changed its period
+		}
+		switch {
+		case rule != nil && runs:
+			live[owner] = true
+		case a.Outstanding() == 0, rule == nil && !all && a.Key.Tenant == "":
+			continue
+		}
+		b := showAccount(a, rule, names)
+		b.Stale = rule == nil || !runs
+		out = append(out, b)
+	}
+	for i := range rules {
+		r := &rules[i]
+		if len(r.subject) > 0 || live[budgetOwner{r.tenant, r.bucket}] {
+			continue
+		}
+		start, end := r.at(now) // nobody has spent of it yet
+		out = append(out, showAccount(&ledger.BudgetAccount{Key: accountKey(r, "", start, end)}, r, names))
+	}
+	if len(out) > maxBudgetsShown {
+		slices.SortFunc(out, func(a, b admin.Budget) int { return cmp.Compare(b.Percent, a.Percent) })
+		out = out[:maxBudgetsShown]
+	}
+	slices.SortFunc(out, func(a, b admin.Budget) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Budget, b.Budget), cmp.Compare(a.Subject, b.Subject), a.Start.Compare(b.Start), a.End.Compare(b.End))
+	})
+	return out
+}
+
+func accountKey(r *budgetRule, subject string, start, end int64) (k ledger.BudgetKey) {
+	k.Tenant, k.Limit, k.Subject, k.Start, k.End = r.tenant, r.bucket, subject, start, end
+	return k
+}
+
+// showAccount words one account for people. rule is nil where the policy has the budget no more.
+func showAccount(a *ledger.BudgetAccount, rule *budgetRule, names map[uint64]string) admin.Budget {
+	b := admin.Budget{
+		Tenant: a.Key.Tenant, Budget: a.Key.Limit, Subject: a.Key.Subject, Amount: admin.USD(a.Terms.Amount), Spent: admin.USD(a.Spent),
+		Outstanding: admin.USD(a.Outstanding()), Passed: a.Crossed, Holders: []admin.BudgetHolder{},
+	}
+	if a.Key.End != 0 {
+		b.Start, b.End = time.Unix(0, a.Key.Start).UTC(), time.Unix(0, a.Key.End).UTC()
+	}
+	if rule != nil {
+		b.Scope, b.Period, b.Mode = rule.scope, rule.period, "normal"
+		if rule.strict {
+			b.Mode = "strict"
+		}
+		if rule.revision >= a.Terms.Revision { // the account learns of it with the next block
+			b.Amount = admin.USD(rule.amount)
+		}
+	}
+	b.Left = b.Amount - b.Spent - b.Outstanding
+	if b.Amount > 0 {
+		b.Percent = 100 * float64(b.Spent) / float64(b.Amount)
+	}
+	for _, h := range a.Holders {
+		if h.Outstanding > 0 {
+			b.Holders = append(b.Holders, budgetHolder(h.Holder, h.Outstanding, names))
+		}
+	}
+	slices.SortFunc(b.Holders, compareHolders)
+	return b
+}
+
+func budgetHolder(incarnation uint64, outstanding int64, names map[uint64]string) admin.BudgetHolder {
+	return admin.BudgetHolder{Node: names[incarnation], Incarnation: fmt.Sprintf("%016x", incarnation), Outstanding: admin.USD(outstanding)}
+}
+
+// compareHolders puts those first that may be gone for good.
+func compareHolders(a, b admin.BudgetHolder) int {
+	return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(b.Outstanding, a.Outstanding), cmp.Compare(a.Incarnation, b.Incarnation))
+}
+
+// holders are the processes that hold something of any budget.
+func (n *Node) holders(context.Context) ([]admin.BudgetHolder, error) {
+	return sumHolders(n.cluster.Ledger().Budgets(nil, ledger.MaxBudgets), n.memberNames()), nil
+}
+
+func sumHolders(accounts []ledger.BudgetAccount, names map[uint64]string) []admin.BudgetHolder {
+	sums := map[uint64]*admin.BudgetHolder{}
+	for i := range accounts {
+		for _, h := range accounts[i].Holders {
+			if h.Outstanding <= 0 {
+				continue
+			}
+			s := sums[h.Holder]
+			if s == nil {
+				fresh := budgetHolder(h.Holder, 0, names)
+				s = &fresh
+				sums[h.Holder] = s
+			}
+			s.Outstanding, s.Accounts = plus(s.Outstanding, admin.USD(h.Outstanding)), s.Accounts+1
+		}
+	}
+	out := make([]admin.BudgetHolder, 0, len(sums))
+	for _, s := range sums {
+		out = append(out, *s)
+	}
+	slices.SortFunc(out, compareHolders)
+	return out
+}
+
+// adjustBudget corrects what an account has spent.
+func (n *Node) adjustBudget(ctx context.Context, by admin.Actor, a admin.BudgetAdjustment) (admin.Adjusted, error) {
+	rules, err := n.budgetRules(a.Tenant)
+	if err != nil {
+		return admin.Adjusted{}, err
+	}
+	rule, err := pickBudget(rules, &a)
+	if err != nil {
+		return admin.Adjusted{}, err
+	}
+	at := a.At
+	if at.IsZero() {
+		at = time.Now()
+	}
+	start, end := rule.at(at)
+	key := accountKey(rule, a.Subject, start, end)
+	_, seen := n.cluster.Ledger().Budget(key)
+	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
+	defer cancel()
+	if err := n.budgetError(n.cluster.Ledger().AdjustBudget(ctx, by.Name, key, int64(a.Amount), a.Reason)); err != nil {
+		return admin.Adjusted{}, err
+	}
+	account, ok := n.cluster.Ledger().Budget(key)
+	if !ok {
+		account.Key = key // another change removed it meanwhile
+	}
+	shown := showAccount(&account, rule, nil)
+	out := admin.Adjusted{Spent: shown.Spent, Left: shown.Left}
+	if !seen && a.Subject != "" {
+		out.Warnings = []string{fmt.Sprintf("nothing had been charged to %q in this period before; is it the right one?", strings.ReplaceAll(a.Subject, "\x1f", " / "))}
+	}
+	return out, nil
+}
+
+// pickBudget finds the budget that a correction means, and checks whom it is for.
+func pickBudget(rules []budgetRule, a *admin.BudgetAdjustment) (*budgetRule, error) {
+	var found *budgetRule
+	for i := range rules {
+		r := &rules[i]
+		if r.bucket != a.Budget && r.name != a.Budget {
+			continue
+		}
+		switch {
+		case a.Tenant == "" && r.tenant != "":
+			continue
+		case a.Tenant != "" && r.tenant == "":
+			return nil, admin.Errorf(admin.Invalid, "budget: all tenants share %q: correct it without naming one (--global)", a.Budget)
+		case found != nil:
+			return nil, admin.Errorf(admin.Invalid, "budget: %q may be %q or %q; say which", a.Budget, found.bucket, r.bucket)
+		}
+		found = r
+	}
+	if found == nil {
+		return nil, admin.Errorf(admin.NotFound, "there is no such budget; GET /admin/v1/budgets lists them")
+	}
+	var parts []string
+	if a.Subject != "" {
+		parts = strings.Split(a.Subject, "\x1f")
+	}
+	if len(parts) != len(found.subject) {
+		want := "nobody in particular"
+		if len(found.subject) > 0 {
+			want = "one " + strings.Join(found.subject, ", one ")
+		}
+		return nil, admin.Errorf(admin.Invalid, "subject: budget %q is for %s", a.Budget, want)
+	}
+	return found, nil
+}
+
+// releaseBudget gives back what a process held that does not come back.
+func (n *Node) releaseBudget(ctx context.Context, by admin.Actor, b admin.BudgetRelease) (admin.Released, error) {
+	holder, err := admin.ParseIncarnation(b.Incarnation)
+	if err != nil {
+		return admin.Released{}, &admin.Error{Code: admin.Invalid, Err: err}
+	}
+	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
+	defer cancel()
+	freed, err := n.cluster.Ledger().ReleaseHolder(ctx, by.Name, holder, b.Node, b.Reason)
+	return admin.Released{Freed: admin.USD(freed)}, n.budgetError(err)
+}
+
+// budgetError gives what the ledger said of a budget its code.
+func (n *Node) budgetError(err error) error {
+	var period *ledger.PeriodError
+	var refused *ledger.Refusal
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ledger.ErrNoBudget):
+		return admin.Errorf(admin.NotFound, "the ledger has nothing of this budget in that period any more")
+	case errors.Is(err, ledger.ErrBudgetFull), errors.As(err, &period):
+		return &admin.Error{Code: admin.Conflict, Err: err}
+	case errors.As(err, &refused):
+		return refusal(err)
+	}
+	return n.notProposed(err)
+}
