@@ -17,6 +17,9 @@
 //
 //   - A policy that parsed has been validated: no other can be indexed or prepared.
 //   - Money is an int64 of nano-dollars, read from decimal strings. No float touches it.
+//   - Where money is limited every model has a price, or is free on purpose: an oversight is not a zero.
+//   - Calendar is a function of the moment, and its zones are in the program: where a period ends is the same
+//     on every node, and periods tile time.
 //   - Only the SHA-256 of a key is ever kept. A secret appears in no error and no log, and of a
 //     hash the audit log and differences show 12 digits.
 //   - An Index never changes, but the keys that it resolves are the live ones. A new revision is a new Index; tenants of
@@ -42,8 +45,8 @@
 //
 // # Left out
 //
-// Budgets and caches do not exist yet. A policy that names budgets or a surface's exact or
-// semantic cache is refused: a setting that is accepted and does nothing would be a lie. Keys
+// Caches do not exist yet. A policy that names a surface's exact or semantic cache is
+// refused: a setting that is accepted and does nothing would be a lie. Keys
 // are never deleted: a revoked one must stay known as such.
 //
 // # How it fails
