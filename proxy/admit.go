@@ -228,8 +228,8 @@ func (x *exchange) settle(o outcome) {
 	x.p.cfg.Limits.Settle(r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
 	r.open = false // not before: should the price or a bucket panic, run settles once more
 	x.answer.nanoUSD = x.cost(o)
-	x.settleBill(o)
 	x.p.met.settled(x, in+out, x.answer.nanoUSD)
+	x.settleBill(o)
 }
 
 // Explanation says whether a request would be admitted now, and why.

@@ -55,6 +55,8 @@ type setup struct {
 	prefilter edge.PrefilterConfig
 	maxBody   map[string]int64
 	guard     func(proxy.Limits) proxy.Limits // between the proxy and its buckets
+	money     *till                           // default: a new one
+	broke     int                             // the status of a spent budget
 	content   proxy.ContentLog
 	buckets   int // the most there may be; 0: the default
 	log       io.Writer
@@ -78,6 +80,7 @@ type world struct {
 	limits   *lease.Local // the owner's
 	private  *lease.Local // this node's, while that is out of reach
 	lender   *lender      // of both
+	till     *till
 	reg      *prometheus.Registry
 	caller   *proxy.Caller
 	snap     *proxy.Snapshot
@@ -144,6 +147,9 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	if s.guard != nil {
 		limits = s.guard(limits)
 	}
+	if w.till = s.money; w.till == nil {
+		w.till = newTill()
+	}
 	var log io.Writer = io.Discard
 	if s.log != nil {
 		log = s.log
@@ -152,6 +158,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
 		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Degraded: w.lender.degraded, Where: w.lender.where,
+		Money: w.till, BudgetStatus: s.broke,
 	}))
 	w.proxy.SetSwitches(s.switches)
 	if !s.unready {
@@ -227,6 +234,7 @@ func (w *world) settled() {
 	if r, b, d, s := w.tokens("reserved"), w.tokens("refunded"), w.tokens("debt"), w.tokens("settled"); r-b+d != s {
 		w.t.Errorf("reserved %d - refunded %d + debt %d is not settled %d", r, b, d, s)
 	}
+	w.till.settled(w.t)
 	for tenant := range w.tenants {
 		for _, l := range append(w.limits.Levels(w.now(), tenant), w.private.Levels(w.now(), tenant)...) {
 			if l.Limit.Algorithm == limiter.Semaphore && l.Level != l.Limit.Burst {
@@ -320,6 +328,8 @@ const (
 func model(name string, backends ...string) *proxy.Model {
 	return &proxy.Model{Name: name, Upstream: "fake", Backends: backends, Cost: func(u openai.Usage, images, _ int64) int64 {
 		return (u.Input-u.CachedInput)*priceInput + u.CachedInput*priceCached + u.Output*priceOutput + images*priceImage
+	}, UpperBound: func(in, out, images, _ int64) int64 {
+		return in*priceInput + out*priceOutput + images*priceImage
 	}}
 }
 

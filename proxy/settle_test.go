@@ -21,30 +21,43 @@ import (
 // plainCall reserves 4 + 60 tokens, and that many are used if all goes well.
 const plainCall = `{"model":"m","prompt":[1,2,3,4],"max_tokens":60}`
 
-// TestEveryExitSettles: whatever becomes of a request, what it held comes back and what
-// it used is charged. A limit of one in flight shows that the slot is free; newWorld
-// checks gauges and sums.
-func TestEveryExitSettles(t *testing.T) {
+// exit is a way in which a request ends.
+type exit struct {
+	name, fault, body string
+	setup             setup
+	status            int
+	outcome           string
+	in, out           int64
+	noRequest         bool   // the requests unit comes back too
+	has               string // in the answer
+	strict            paid   // under a strict budget
+}
+
+// paid is what a strict budget is charged.
+type paid uint8
+
+const (
+	asReserved paid = iota
+	asUsed
+	nothing
+	cancelled
+)
+
+// exits are all ways in which a request for 4 + 60 tokens ends, but for a panic and a client
+// that leaves.
+func exits(t *testing.T) []exit {
 	streamedCall := streaming(plainCall)
 	brief := func(c *proxy.Caller) { c.Timeout = 500 * time.Millisecond }
-	cases := []struct {
-		name, fault, body string
-		setup             setup
-		status            int
-		outcome           string
-		in, out           int64
-		noRequest         bool   // the requests unit comes back too
-		has               string // in the answer
-	}{
-		{name: "answered", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
-		{name: "streamed", body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60, has: "[DONE]"},
-		{name: "upstream 400", fault: "400", body: plainCall, status: 400, outcome: "client_error"},
-		{name: "upstream 404", fault: "404", body: streamedCall, status: 404, outcome: "client_error"},
-		{name: "upstream 429", fault: "429", body: plainCall, status: 429, outcome: "client_error"},
-		{name: "upstream 500", fault: "500", body: plainCall, status: 500, outcome: "upstream_error"},
-		{name: "upstream 503", fault: "503", body: streamedCall, status: 503, outcome: "upstream_error"},
+	cases := []exit{
+		{name: "answered", strict: asUsed, body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
+		{name: "streamed", strict: asUsed, body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60, has: "[DONE]"},
+		{name: "upstream 400", strict: nothing, fault: "400", body: plainCall, status: 400, outcome: "client_error"},
+		{name: "upstream 404", strict: nothing, fault: "404", body: streamedCall, status: 404, outcome: "client_error"},
+		{name: "upstream 429", strict: nothing, fault: "429", body: plainCall, status: 429, outcome: "client_error"},
+		{name: "upstream 500", strict: nothing, fault: "500", body: plainCall, status: 500, outcome: "upstream_error"},
+		{name: "upstream 503", strict: nothing, fault: "503", body: streamedCall, status: 503, outcome: "upstream_error"},
 		{
-			name: "connection refused", body: plainCall, status: 503, outcome: "upstream_error", noRequest: true, has: "no_backend",
+			name: "connection refused", strict: cancelled, body: plainCall, status: 503, outcome: "upstream_error", noRequest: true, has: "no_backend",
 			setup: setup{backends: []upstream.Backend{{Name: "vllm", URL: closedPort(t)}}},
 		},
 		{name: "reset", fault: "reset", body: plainCall, status: 502, outcome: "upstream_error", has: "upstream_error"},
@@ -54,11 +67,11 @@ func TestEveryExitSettles(t *testing.T) {
 		{name: "stalled", fault: "stall=3", body: plainCall, setup: setup{change: brief}, status: 504, outcome: "upstream_error", in: 4, out: 60, has: "deadline_exceeded"},
 		{name: "stream stalled", fault: "stall=3", body: streamedCall, setup: setup{change: brief}, status: 200, outcome: "upstream_error", in: 4, out: 3, has: "deadline_exceeded"},
 		{name: "stream stalled at once", fault: "stall=0", body: streamedCall, setup: setup{change: brief}, status: 504, outcome: "upstream_error", in: 4, out: 60, has: "deadline_exceeded"},
-		{name: "error", fault: "inband=3", body: plainCall, status: 500, outcome: "upstream_error"},
+		{name: "error", strict: nothing, fault: "inband=3", body: plainCall, status: 500, outcome: "upstream_error"},
 		{name: "error in stream", fault: "inband=3", body: streamedCall, status: 200, outcome: "upstream_error", in: 4, out: 3, has: "EngineCore"},
 		{name: "garbage", fault: "garbage", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
-		{name: "gzip", fault: "gzip", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
-		{name: "gzip stream", fault: "gzip", body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60, has: "[DONE]"},
+		{name: "gzip", strict: asUsed, fault: "gzip", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
+		{name: "gzip stream", strict: asUsed, fault: "gzip", body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60, has: "[DONE]"},
 		{name: "gzip cut", fault: "gzip,cut=3", body: streamedCall, status: 200, outcome: "upstream_error", in: 4, out: 3, has: "upstream_error"},
 		{name: "no usage", fault: "nousage", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
 		{name: "no usage in stream", fault: "nousage", body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60},
@@ -66,11 +79,18 @@ func TestEveryExitSettles(t *testing.T) {
 	for _, lie := range []string{"negative", "huge", "string", "float"} {
 		for _, body := range []string{plainCall, streamedCall} {
 			c := cases[0]
-			c.name, c.fault, c.body = "lie "+lie, "lieusage="+lie, body
+			c.name, c.fault, c.body, c.strict = "lie "+lie, "lieusage="+lie, body, asReserved
 			cases = append(cases, c)
 		}
 	}
-	for _, c := range cases {
+	return cases
+}
+
+// TestEveryExitSettles: whatever becomes of a request, what it held comes back and what
+// it used is charged. A limit of one in flight shows that the slot is free; newWorld
+// checks gauges and sums.
+func TestEveryExitSettles(t *testing.T) {
+	for _, c := range exits(t) {
 		t.Run(c.name, func(t *testing.T) {
 			c.setup.limits = []proxy.Limit{limit(proxy.Requests, 100), limit(proxy.Concurrency, 1), limit(proxy.Tokens, 1_000_000), limit(proxy.USD, 1_000_000)}
 			w := newWorld(t, c.setup)
