@@ -25,6 +25,8 @@ func TestParseUsage(t *testing.T) {
 		{"responses likewise", Response, `{"input_tokens":100,"input_tokens_details":{"cached_tokens":80},"output_tokens":5,"output_tokens_details":{"reasoning_tokens":4},"total_tokens":105}`, Usage{Input: 100, CachedInput: 80, Output: 5, Reasoning: 4, Known: true}},
 		{"anthropic's input does not", Message, `{"input_tokens":20,"cache_read_input_tokens":80,"cache_creation_input_tokens":7,"output_tokens":5}`, Usage{Input: 107, CachedInput: 80, CacheWrite: 7, Output: 5, Known: true}},
 		{"anthropic without a cache, as vLLM", Message, `{"input_tokens":100,"output_tokens":5}`, Usage{Input: 100, Output: 5, Known: true}},
+		{"anthropic's writes for an hour", Message, `{"input_tokens":20,"cache_creation_input_tokens":7,"cache_creation":{"ephemeral_5m_input_tokens":4,"ephemeral_1h_input_tokens":3},"output_tokens":5}`, Usage{Input: 27, CacheWrite: 7, CacheWrite1h: 3, Output: 5, Known: true}},
+		{"anthropic's writes for an hour beyond all writes", Message, `{"input_tokens":20,"cache_creation":{"ephemeral_1h_input_tokens":3},"output_tokens":5}`, Usage{Input: 20, Output: 5, Known: true}},
 		{"anthropic nulls", Message, `{"input_tokens":20,"cache_read_input_tokens":null,"cache_creation_input_tokens":null,"output_tokens":5}`, Usage{Input: 20, Output: 5, Known: true}},
 		{"null details", Chat, `{"prompt_tokens":1,"completion_tokens":2,"prompt_tokens_details":null}`, Usage{Input: 1, Output: 2, Known: true}},
 		{"embedding", Embedding, `{"prompt_tokens":3,"total_tokens":3}`, Usage{Input: 3, Known: true}},

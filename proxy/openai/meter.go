@@ -152,8 +152,11 @@ func (m *meter) value(i int, at place) int {
 		return end
 	}
 	end := skipScalar(m.body, i)
-	if at == inSchema {
+	switch at {
+	case inSchema:
 		m.req.InputBytes += int64(end - i)
+	case inPrompt, inQuery, inEmbeds: // an id
+		m.media += int64(end - i)
 	}
 	return end
 }
@@ -219,7 +222,6 @@ func (m *meter) input(i int, at place, ids *bool) {
 		*count++
 	default:
 		m.req.InputTokens++
-		m.media += int64(skipScalar(m.body, i) - i)
 		if !*ids {
 			*ids = true
 			*count++

@@ -395,6 +395,19 @@ func FuzzMeter(f *testing.F) {
 			t.Errorf("%q became %q", body, changed)
 		}
 		sameButEdited(t, body, changed)
+		capped := bytes.Join(r.Pieces(body, Changes{Cap: 7}), nil)
+		if again, err = Meter(k, capped); err != nil {
+			t.Fatalf("%q became %q: %v", body, capped, err)
+		}
+		if c := again.MaxOutput; c > 7 || c < 0 || c == 0 && k != Completion || c < min(7, r.MaxOutput) {
+			t.Errorf("%q became %q: a cap of %d", body, capped, c)
+		}
+		if again.Sequences != r.Sequences || again.InputBytes != r.InputBytes || again.InputTokens != r.InputTokens || again.Bounds.Beyond != r.Bounds.Beyond {
+			t.Errorf("%q became %q", body, capped)
+		}
+		if r.Bounds.Text < r.InputBytes-r.InputTokens {
+			t.Errorf("%q: at most %d tokens of %d bytes of text", body, r.Bounds.Text, r.InputBytes)
+		}
 	})
 }
 
