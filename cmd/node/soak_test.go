@@ -26,7 +26,7 @@ const soakPolicy = `version: 1
 backends: [{name: a, url: %q, slots: 48}, {name: gone, url: "http://127.0.0.1:1"}]
 models:
   - {name: m, backends: [a, gone], context: 131072, price_per_million: {input: "1.00", cached_input: "0.10", output: "2.00"}, fallback: [n]}
-  - {name: n, upstream_model: m, backends: [a]}
+  - {name: n, upstream_model: m, backends: [a], free: true}
 plans:
   - name: p
     timeout: 2s
