@@ -1,8 +1,11 @@
 package journal
 
 import (
+	"encoding/binary"
 	"errors"
-	"io"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -21,42 +24,138 @@ type Row struct {
 	Output                   int64
 	Images, AudioSeconds     int64
 	Cost                     int64 // nano-dollars
-	Lost                     int64 // nano-dollars, over accounts: see Lost
+	Lost                     int64 // nano-dollars, over accounts: see the outcome Lost
+}
+
+func (r *Row) add(o *Row) {
+	r.Requests = add(r.Requests, o.Requests)
+	r.Input = add(r.Input, o.Input)
+	r.CachedInput = add(r.CachedInput, o.CachedInput)
+	r.CacheWrite = add(r.CacheWrite, o.CacheWrite)
+	r.CacheWrite1h = add(r.CacheWrite1h, o.CacheWrite1h)
+	r.Output = add(r.Output, o.Output)
+	r.Images = add(r.Images, o.Images)
+	r.AudioSeconds = add(r.AudioSeconds, o.AudioSeconds)
+	r.Cost = add(r.Cost, o.Cost)
+	r.Lost = add(r.Lost, o.Lost)
 }
 
 // Groups adds requests up. It is for one goroutine.
-type Groups struct{}
+type Groups struct {
+	by   []string
+	loc  *time.Location
+	rows map[string]*Row // by their values, each with its length
+	most int
 
-// NewGroups groups by any of tenant, key, user, model, day, hour and outcome, at most once
-// each; none makes one group. Days and hours are those of loc in which requests ended; nil
-// is UTC.
-func NewGroups(by []string, loc *time.Location) (*Groups, error) { return nil, errSkeleton }
+	key       []byte
+	values    []string
+	second    int64 // that day and hour are of
+	day, hour string
+	hasDay    bool
+	hasHour   bool
+	dated     bool
+}
+
+// Fields are what usage can be grouped by.
+func Fields() []string {
+	return []string{"tenant", "key", "user", "model", "day", "hour", "outcome"}
+}
+
+// NewGroups groups by any of Fields, at most once each; none makes one group. Days and hours
+// are those of loc in which requests ended; nil is UTC.
+func NewGroups(by []string, loc *time.Location) (*Groups, error) {
+	for i, field := range by {
+		if !slices.Contains(Fields(), field) {
+			return nil, fmt.Errorf("journal: usage cannot be grouped by %q: name some of %s", field, strings.Join(Fields(), ", "))
+		}
+		if slices.Contains(by[:i], field) {
+			return nil, fmt.Errorf("journal: usage is grouped by %q twice", field)
+		}
+	}
+	if loc == nil {
+		loc = time.UTC
+	}
+	return &Groups{
+		by: slices.Clone(by), loc: loc, rows: map[string]*Row{}, most: MaxGroups, values: make([]string, len(by)),
+		hasDay: slices.Contains(by, "day"), hasHour: slices.Contains(by, "hour"),
+	}, nil
+}
 
 // By gives the fields.
-func (g *Groups) By() []string { return nil }
+func (g *Groups) By() []string { return slices.Clone(g.by) }
 
-// Add adds one request.
-func (g *Groups) Add(u *Usage) error { return errSkeleton }
+// Add adds one request. What was Lost is no request and has no cost: it has a sum of its own.
+func (g *Groups) Add(u *Usage) error {
+	g.date(u.Time)
+	for i, field := range g.by {
+		switch field {
+		case "tenant":
+			g.values[i] = u.Tenant
+		case "key":
+			g.values[i] = u.Key
+		case "user":
+			g.values[i] = u.User
+		case "model":
+			g.values[i] = u.Model
+		case "outcome":
+			g.values[i] = u.Outcome
+		case "day":
+			g.values[i] = g.day
+		case "hour":
+			g.values[i] = g.hour
+		}
+	}
+	one := Row{
+		Requests: 1, Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, CacheWrite1h: u.CacheWrite1h,
+		Output: u.Output, Images: u.Images, AudioSeconds: u.AudioSeconds, Cost: u.Cost,
+	}
+	if u.Outcome == Lost {
+		one.Requests, one.Lost = 0, u.Reserved
+	}
+	return g.sum(g.values, &one)
+}
+
+// date works out the day and the hour; records of one second follow each other.
+func (g *Groups) date(t time.Time) {
+	if !g.hasDay && !g.hasHour || g.dated && t.Unix() == g.second {
+		return
+	}
+	g.second, g.dated = t.Unix(), true
+	local := t.In(g.loc)
+	g.day, g.hour = local.Format(time.DateOnly), local.Format("2006-01-02T15:00:00Z07:00")
+}
 
 // AddRow adds another's row, which was grouped by the same fields.
-func (g *Groups) AddRow(r *Row) error { return errSkeleton }
+func (g *Groups) AddRow(r *Row) error {
+	if len(r.Values) != len(g.by) {
+		return fmt.Errorf("journal: a row of %d values among groups of %d", len(r.Values), len(g.by))
+	}
+	return g.sum(r.Values, r)
+}
+
+func (g *Groups) sum(values []string, r *Row) error {
+	g.key = g.key[:0]
+	for _, v := range values {
+		g.key = append(binary.AppendUvarint(g.key, uint64(len(v))), v...)
+	}
+	row := g.rows[string(g.key)]
+	if row == nil {
+		if len(g.rows) >= g.most {
+			return ErrTooManyGroups
+		}
+		row = &Row{Values: slices.Clone(values)}
+		g.rows[string(g.key)] = row
+	}
+	row.add(r)
+	return nil
+}
 
 // Rows gives the groups, ordered by their values.
-func (g *Groups) Rows() []Row { return nil }
-
-// Encoder writes usage as CSV (RFC 4180, a cell that a spreadsheet would take for a formula
-// has a ' in front) or as JSON lines. Costs are decimal dollars, exact to the nano-dollar.
-// It is for one goroutine; Flush ends it.
-type Encoder struct{}
-
-// NewEncoder of "csv" or "json". by is what rows are grouped by, none for requests.
-func NewEncoder(w io.Writer, format string, by []string) (*Encoder, error) { return nil, errSkeleton }
-
-// Usage writes one request.
-func (e *Encoder) Usage(u *Usage) error { return errSkeleton }
-
-// Row writes one group.
-func (e *Encoder) Row(r *Row) error { return errSkeleton }
-
-// Flush writes what is buffered.
-func (e *Encoder) Flush() error { return errSkeleton }
+func (g *Groups) Rows() []Row {
+	rows := make([]Row, 0, len(g.rows))
+	for _, r := range g.rows {
+		rows = append(rows, *r)
+	}
+	slices.SortFunc(rows, func(a, b Row) int { return slices.Compare(a.Values, b.Values) })
+	return rows
+}

@@ -352,6 +352,7 @@ type Checkpoint struct {
 	Boot          []byte                 `protobuf:"bytes,3,opt,name=boot,proto3" json:"boot,omitempty"`
 	Damaged       []byte                 `protobuf:"bytes,4,opt,name=damaged,proto3" json:"damaged,omitempty"`  // why its records may not be whole; empty: they are
 	Stopped       bool                   `protobuf:"varint,5,opt,name=stopped,proto3" json:"stopped,omitempty"` // it ended by a clean stop
+	Closed        bool                   `protobuf:"varint,8,opt,name=closed,proto3" json:"closed,omitempty"`   // the ledger has its last word; of the segment's own incarnation only
 	Totals        []*Total               `protobuf:"bytes,6,rep,name=totals,proto3" json:"totals,omitempty"`
 	Open          []*Reservation         `protobuf:"bytes,7,rep,name=open,proto3" json:"open,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -419,6 +420,13 @@ func (x *Checkpoint) GetDamaged() []byte {
 func (x *Checkpoint) GetStopped() bool {
 	if x != nil {
 		return x.Stopped
+	}
+	return false
+}
+
+func (x *Checkpoint) GetClosed() bool {
+	if x != nil {
+		return x.Closed
 	}
 	return false
 }
@@ -1134,7 +1142,8 @@ type Query struct {
 	Key           []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
 	User          []byte                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
 	Model         []byte                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
-	By            []string               `protobuf:"bytes,7,rep,name=by,proto3" json:"by,omitempty"`                             // tenant | key | user | model | day | hour | outcome; none: requests
+	Grouped       bool                   `protobuf:"varint,9,opt,name=grouped,proto3" json:"grouped,omitempty"`
+	By            []string               `protobuf:"bytes,7,rep,name=by,proto3" json:"by,omitempty"`                             // tenant, key, user, model, day, hour, outcome; none: all in one row
 	TimeZone      string                 `protobuf:"bytes,8,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"` // of days and hours; empty: UTC
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1212,6 +1221,13 @@ func (x *Query) GetModel() []byte {
 	return nil
 }
 
+func (x *Query) GetGrouped() bool {
+	if x != nil {
+		return x.Grouped
+	}
+	return false
+}
+
 func (x *Query) GetBy() []string {
 	if x != nil {
 		return x.By
@@ -1230,7 +1246,6 @@ type Page struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Usages        []*Usage               `protobuf:"bytes,1,rep,name=usages,proto3" json:"usages,omitempty"`
 	Rows          []*Row                 `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
-	Last          bool                   `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1277,13 +1292,6 @@ func (x *Page) GetRows() []*Row {
 		return x.Rows
 	}
 	return nil
-}
-
-func (x *Page) GetLast() bool {
-	if x != nil {
-		return x.Last
-	}
-	return false
 }
 
 // Row is one group's sums.
@@ -1439,14 +1447,15 @@ const file_proxy_journal_journalpb_journal_proto_rawDesc = "" +
 	"\asegment\x18\x01 \x01(\x04R\asegment\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\x03R\x03end\x12\x14\n" +
 	"\x05first\x18\x03 \x01(\x03R\x05first\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\x03R\x04last\"\xf4\x01\n" +
+	"\x04last\x18\x04 \x01(\x03R\x04last\"\x8c\x02\n" +
 	"\n" +
 	"Checkpoint\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\fR\x04node\x12\x12\n" +
 	"\x04boot\x18\x03 \x01(\fR\x04boot\x12\x18\n" +
 	"\adamaged\x18\x04 \x01(\fR\adamaged\x12\x18\n" +
-	"\astopped\x18\x05 \x01(\bR\astopped\x122\n" +
+	"\astopped\x18\x05 \x01(\bR\astopped\x12\x16\n" +
+	"\x06closed\x18\b \x01(\bR\x06closed\x122\n" +
 	"\x06totals\x18\x06 \x03(\v2\x1a.headgate.journal.v1.TotalR\x06totals\x124\n" +
 	"\x04open\x18\a \x03(\v2 .headgate.journal.v1.ReservationR\x04open\"\xb2\x01\n" +
 	"\x05Total\x126\n" +
@@ -1514,20 +1523,20 @@ const file_proxy_journal_journalpb_journal_proto_rawDesc = "" +
 	"\x04node\x18\x1e \x01(\fR\x04node\"*\n" +
 	"\x06Closed\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\"\x06\n" +
-	"\x04Stop\"\xb2\x01\n" +
+	"\x04Stop\"\xcc\x01\n" +
 	"\x05Query\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x03R\x04from\x12\x14\n" +
 	"\x05until\x18\x02 \x01(\x03R\x05until\x12\x16\n" +
 	"\x06tenant\x18\x03 \x01(\fR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x12\n" +
 	"\x04user\x18\x05 \x01(\fR\x04user\x12\x14\n" +
-	"\x05model\x18\x06 \x01(\fR\x05model\x12\x0e\n" +
+	"\x05model\x18\x06 \x01(\fR\x05model\x12\x18\n" +
+	"\agrouped\x18\t \x01(\bR\agrouped\x12\x0e\n" +
 	"\x02by\x18\a \x03(\tR\x02by\x12\x1b\n" +
-	"\ttime_zone\x18\b \x01(\tR\btimeZone\"|\n" +
+	"\ttime_zone\x18\b \x01(\tR\btimeZone\"h\n" +
 	"\x04Page\x122\n" +
 	"\x06usages\x18\x01 \x03(\v2\x1a.headgate.journal.v1.UsageR\x06usages\x12,\n" +
-	"\x04rows\x18\x02 \x03(\v2\x18.headgate.journal.v1.RowR\x04rows\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\bR\x04last\"\xb6\x02\n" +
+	"\x04rows\x18\x02 \x03(\v2\x18.headgate.journal.v1.RowR\x04rows\"\xb6\x02\n" +
 	"\x03Row\x12\x16\n" +
 	"\x06values\x18\x01 \x03(\fR\x06values\x12\x1a\n" +
 	"\brequests\x18\x02 \x01(\x03R\brequests\x12\x14\n" +

@@ -33,7 +33,7 @@ const (
 // UsageLog gives what a node recorded.
 type UsageLogClient interface {
 	// Read streams the requests that a query picks, in the order of their records, or, where
-	// the query groups, one row a group. The last page says that it is the last.
+	// the query groups, one row a group.
 	Read(ctx context.Context, in *Query, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Page], error)
 }
 
@@ -71,7 +71,7 @@ type UsageLog_ReadClient = grpc.ServerStreamingClient[Page]
 // UsageLog gives what a node recorded.
 type UsageLogServer interface {
 	// Read streams the requests that a query picks, in the order of their records, or, where
-	// the query groups, one row a group. The last page says that it is the last.
+	// the query groups, one row a group.
 	Read(*Query, grpc.ServerStreamingServer[Page]) error
 	mustEmbedUnimplementedUsageLogServer()
 }
