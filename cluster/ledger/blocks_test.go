@@ -47,16 +47,18 @@ const begun = 1000*24*hour + 10*hour
 
 func newBank(t testing.TB) *bank { return &bank{t: t, s: NewState(), now: begun} }
 
-func (b *bank) apply(body any) (Reserved, error) {
+func (b *bank) result(body any) *ledgerpb.Result {
 	b.index++
 	c := command(b.index, body)
-	c.UnixNano, c.Version = b.now, blocksVersion
+	c.UnixNano, c.Version = b.now, StateVersion
 	result, err := b.s.Apply(b.index, c)
 	if err != nil {
 		b.t.Fatalf("entry %d stops the replica: %v", b.index, err)
 	}
-	return reservedOf(result)
+	return result
 }
+
+func (b *bank) apply(body any) (Reserved, error) { return reservedOf(b.result(body)) }
 
 func (b *bank) reserve(r Reserve) (Reserved, error) { return b.apply(r.message()) }
 func (b *bank) settle(s Settle) (Reserved, error)   { return b.apply(s.message()) }

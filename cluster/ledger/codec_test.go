@@ -106,6 +106,10 @@ func TestDamageIsNamed(t *testing.T) {
 	}
 	key := func(r *ledgerpb.Record) bool { return r.GetKey() != nil }
 	bucket := func(r *ledgerpb.Record) bool { return r.GetDurable() != nil }
+	account := func(r *ledgerpb.Record) bool { return r.GetBudget() != nil }
+	edits := func(is func(*ledgerpb.Record) bool, edit func(*ledgerpb.BudgetAccount)) func(records, *ledgerpb.Header) records {
+		return func(rs records, _ *ledgerpb.Header) records { edit(rs[find(rs, is)].GetBudget()); return rs }
+	}
 	for name, c := range map[string]struct {
 		edit func(records, *ledgerpb.Header) records
 		want string
@@ -147,8 +151,30 @@ func TestDamageIsNamed(t *testing.T) {
 			rs[find(rs, bucket)].GetDurable().UnixNano = -1
 			return rs
 		}, "before 1970"},
-		"no level":           {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, bucket)].GetDurable().State = nil; return rs }, "no bucket can be in"},
-		"a key without hash": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
+		"no level": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, bucket)].GetDurable().State = nil; return rs }, "no bucket can be in"},
+		"an account changed": {func(rs records, _ *ledgerpb.Header) records {
+			rs[find(rs, account)].GetBudget().GetHolders()[0].Outstanding++
+			return rs
+		}, "whose hash is"},
+		"an account twice": {func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, account)
+			return append(rs[:i+1:i+1], rs[i:]...)
+		}, "an account twice"},
+		"holders reversed": {func(rs records, _ *ledgerpb.Header) records {
+			slices.Reverse(rs[find(rs, account)].GetBudget().GetHolders())
+			return rs
+		}, "its holder 1 cannot be"},
+		"a holder owed":          {edits(account, func(a *ledgerpb.BudgetAccount) { a.GetHolders()[0].Outstanding = -1 }), "its holder 0 cannot be"},
+		"nobody's account":       {edits(account, func(a *ledgerpb.BudgetAccount) { a.Key.Budget = "" }), "is no account of a budget"},
+		"an account of before":   {edits(account, func(a *ledgerpb.BudgetAccount) { a.UnixNano = -1 }), "its times cannot be"},
+		"more money than is":     {edits(account, func(a *ledgerpb.BudgetAccount) { a.Spent = maxSum + 1 }), "its sum, alerts or holders cannot be"},
+		"told before it was":     {edits(account, func(a *ledgerpb.BudgetAccount) { a.Notified = a.GetCrossed() + 1 }), "its sum, alerts or holders cannot be"},
+		"a period without end":   {edits(account, func(a *ledgerpb.BudgetAccount) { a.Key.Start = a.Key.End }), "a period begins"},
+		"terms that cannot be":   {edits(account, func(a *ledgerpb.BudgetAccount) { a.Terms.Amount = -1 }), "a budget is of 0 to"},
+		"slots without a window": {edits(account, func(a *ledgerpb.BudgetAccount) { a.Slots = []*ledgerpb.BudgetSlot{{Index: 1, Amount: 1}} }), "its slots are not what it spent"},
+		"a slot of nothing":      {edits(account, func(a *ledgerpb.BudgetAccount) { a.Minutes = []*ledgerpb.BudgetSlot{{Index: 1}} }), "its slot 0 cannot be"},
+		"many slots":             {edits(account, func(a *ledgerpb.BudgetAccount) { a.Minutes = make([]*ledgerpb.BudgetSlot, spikeMinutes+2) }), "62 slots, of 61"},
+		"a key without hash":     {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
 		"a key twice": {func(rs records, _ *ledgerpb.Header) records {
 			i := find(rs, key)
 			return append(rs[:i+1:i+1], rs[i:]...)
@@ -211,7 +237,7 @@ func update(t *testing.T, dir string) {
 		must(t, err)
 		w.index = n
 	}
-	bodies := append(blockBodies(), goldenBodies()...)
+	bodies := slices.Concat(blockBodies(), goldenBodies(), budgetBodies())
 	r := (&Reserve{Bucket: bucketOf("hourly"), Limit: hourly(200), Owner: 3, Epoch: 1, N: 1, Want: 50, Debt: 7}).message()
 	r.Spec.Revision = 2
 	for i, body := range append(bodies, r) {
@@ -254,17 +280,18 @@ func goldenBodies() []any {
 
 var updateGolden = flag.Bool("update", false, "write golden files anew")
 
-// TestOldLogAndSnapshotStillWork: what the first version wrote gives the state that it gave then.
+// TestOldLogAndSnapshotStillWork: what earlier versions wrote gives the state that it gave then.
 func TestOldLogAndSnapshotStillWork(t *testing.T) {
-	newest := filepath.Join("testdata", "v2")
+	newest := filepath.Join("testdata", "v3")
 	if *updateGolden {
 		update(t, newest)
 	}
-	oldStillWorks(t, filepath.Join("testdata", "v1"), 0)
-	oldStillWorks(t, newest, 2)
+	oldStillWorks(t, filepath.Join("testdata", "v1"), 0, 0)
+	oldStillWorks(t, filepath.Join("testdata", "v2"), 2, 0)
+	oldStillWorks(t, newest, 2, 2)
 }
 
-func oldStillWorks(t *testing.T, dir string, durables int) {
+func oldStillWorks(t *testing.T, dir string, durables, budgets int) {
 	t.Helper()
 	read := func(name string) []byte {
 		b, err := os.ReadFile(filepath.Join(dir, name))
@@ -299,7 +326,7 @@ func oldStillWorks(t *testing.T, dir string, durables int) {
 		if got := hex.EncodeToString(f.Hash[:]); got != want {
 			t.Errorf("%s: %s: the state's hash is %s, and was %s", dir, name, got, want)
 		}
-		if f.KeyCount != 4 || f.Revision() != 2 || f.Durables != durables || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
+		if f.KeyCount != 4 || f.Revision() != 2 || f.Durables != durables || f.Budgets != budgets || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
 			t.Errorf("%s: %+v", name, f)
 		}
 		if again := readState(t, snapshotOf(t, s)).Facts(); again.Hash != f.Hash {

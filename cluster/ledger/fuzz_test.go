@@ -3,6 +3,7 @@ package ledger
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -14,7 +15,7 @@ import (
 // FuzzApply: whatever command the log holds, a replica does not panic, does not stop but for
 // the two reasons, and what it holds afterwards can be written, read back, and is what it says.
 func FuzzApply(f *testing.F) {
-	for i, body := range append(goldenBodies(), blockBodies()...) {
+	for i, body := range slices.Concat(goldenBodies(), blockBodies(), budgetBodies()) {
 		c := command(uint64(i+100), body)
 		text, err := proto.Marshal(c)
 		must(f, err)
@@ -22,6 +23,11 @@ func FuzzApply(f *testing.F) {
 		c.UnixNano += 24 * hour // what was spent of it is back
 		if r := c.GetReserveBlock(); r != nil {
 			r.N += 100
+		}
+		if d := c.GetBudget(); d != nil {
+			d.N, d.Spent = d.N+100, d.Spent+100
+		}
+		if c.GetReserveBlock() != nil || c.GetBudget() != nil {
 			if text, err = proto.Marshal(c); err == nil {
 				f.Add(text)
 			}
@@ -47,7 +53,7 @@ func FuzzApply(f *testing.F) {
 				return
 			}
 			switch r.GetCode() {
-			case "", codeConflict, codeNotFound, codeExists, codeInvalid, codeStale, codeFull:
+			case "", codeConflict, codeNotFound, codeExists, codeInvalid, codeStale, codeFull, codePeriod, codeNoMember:
 			default:
 				t.Fatalf("the code is %q", r.GetCode())
 			}

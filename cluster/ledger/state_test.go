@@ -50,6 +50,14 @@ func command(n uint64, body any) *ledgerpb.Command {
 		c.Body = &ledgerpb.Command_SettleBlock{SettleBlock: b}
 	case *ledgerpb.Check:
 		c.Body = &ledgerpb.Command_Check{Check: b}
+	case *ledgerpb.Budget:
+		c.Body = &ledgerpb.Command_Budget{Budget: b}
+	case *ledgerpb.AdjustBudget:
+		c.Body = &ledgerpb.Command_AdjustBudget{AdjustBudget: b}
+	case *ledgerpb.ReleaseHolder:
+		c.Body = &ledgerpb.Command_ReleaseHolder{ReleaseHolder: b}
+	case *ledgerpb.BudgetNotified:
+		c.Body = &ledgerpb.Command_BudgetNotified{BudgetNotified: b}
 	default:
 		panic(fmt.Sprintf("no command has the body %T", body))
 	}
@@ -128,7 +136,7 @@ func lived(t testing.TB) *world {
 	}}})
 	w.do(&ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: "ci", Hash: hashOf("ci"), Role: ledgerpb.Role_ROLE_OPERATE, ExpiresUnixNano: 2e18}})
 	w.do(&ledgerpb.Note{Node: "a", UnixNano: 1e18, Action: "node.override", Detail: "for 15m"})
-	for _, body := range blockBodies() {
+	for _, body := range append(blockBodies(), budgetBodies()...) {
 		w.do(body)
 	}
 	if r := w.try(&ledgerpb.RevokeKey{Id: "nobody"}); r.GetCode() != codeNotFound {
@@ -283,9 +291,9 @@ func TestUnknownCommandsStop(t *testing.T) {
 	for name, c := range map[string]*ledgerpb.Command{
 		"a later version": {Version: StateVersion + 1, Body: &ledgerpb.Command_Note{Note: &ledgerpb.Note{Action: "a"}}},
 		"no body":         {Version: 1},
-		"a later body": func() *ledgerpb.Command { // field 24
+		"a later body": func() *ledgerpb.Command { // field 1000
 			var c ledgerpb.Command
-			must(t, proto.Unmarshal([]byte{8, 1, 0xc2, 1, 0}, &c))
+			must(t, proto.Unmarshal([]byte{8, 1, 0xc2, 0x3e, 0}, &c))
 			return &c
 		}(),
 	} {
@@ -418,14 +426,14 @@ func TestAuditTellsWhoDidWhat(t *testing.T) {
 			t.Errorf("a hash is told: %s", text)
 		}
 	}
-	want := "cluster.found policy.apply policy.apply key.create key.rotate key.revoke kill.throw kill.throw ladder.set view.change token.create node.override"
+	want := "cluster.found policy.apply policy.apply key.create key.rotate key.revoke kill.throw kill.throw ladder.set view.change token.create node.override budget.charge budget.alert budget.credit budget.release"
 	if got := strings.Join(actions, " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if got := w.s.Audit(10, AuditFilter{Action: "key."}); len(got) != 3 || got[0].Action != "key.revoke" {
 		t.Errorf("of keys: %+v", got)
 	}
-	if got := w.s.Audit(2, AuditFilter{}); len(got) != 2 || got[0].Action != "node.override" {
+	if got := w.s.Audit(2, AuditFilter{}); len(got) != 2 || got[0].Action != "budget.release" {
 		t.Errorf("the last two: %+v", got)
 	}
 	if got := w.s.Audit(9, AuditFilter{Object: "tenant acme", Actor: "alice", Since: all[len(all)-1].Time, Until: all[0].Time}); len(got) != 1 || got[0].After != "on: abuse" || got[0].Before != "off" {
@@ -491,7 +499,7 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 	if _, ok := keys.ByID("mine"); ok || keys.Len() != 4 || keys != w.s.Keys() {
 		t.Error("readers still see the old keys")
 	}
-	if len(w.s.Audit(maxAudit, AuditFilter{})) != 12 {
+	if len(w.s.Audit(maxAudit, AuditFilter{})) != 16 {
 		t.Error("the audit log is not the backup's")
 	}
 	w.do(createKeys(keyMessage("mine", "t")))
