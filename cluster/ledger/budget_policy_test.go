@@ -273,14 +273,17 @@ func TestWarnings(t *testing.T) {
 		"a shared name":       {strings.Replace(moneyPolicy(aBudget, freeModel), "budgets:", "limits: [{name: month, scope: org, unit: requests, rate: 1/s}], budgets:", 1), []string{`plans[p].budgets[month].name: a limit is called "month" as well, and the RateLimit headers have both; give the budget another name`}},
 		"a token for a million": {moneyPolicy(aBudget, model("m", "0.20", "0.60")+", "+model("n", "0.10", "0.40")+", "+model("o", "0.0000001", "0.0000004")), []string{
 			"models[o].price_per_million.input: 0.0000001 dollars for a million tokens is a million times more or less than the median over all models, 0.10; is that so?",
-			"models[o].price_per_million.output: 0.0000004 dollars for a million tokens is a million times more or less than the median over all models, 0.40; is that so?"}},
+			"models[o].price_per_million.output: 0.0000004 dollars for a million tokens is a million times more or less than the median over all models, 0.40; is that so?",
+		}},
 		"input and output": {moneyPolicy(aBudget, model("m", "0.20", "200000.00")), []string{"models[m].price_per_million.output: 200000.00 dollars for a million tokens is a million times more or less than its own input, 0.20; is that so?"}},
 		"just below":       {moneyPolicy(aBudget, model("m", "0.20", "199999.99")), nil},
 		"a later one": {moneyPolicy(aBudget, `{name: m, backends: [b], price_per_million: {input: "1", output: "1"}, prices: [{from: 2027-01-01, price_per_million: {input: "1000000", output: "1000000"}}]}`), []string{
 			"models[m].prices[0].price_per_million.input: 1000000.00 dollars for a million tokens is a million times more or less than the price before, 1.00; is that so?",
-			"models[m].prices[0].price_per_million.output: 1000000.00 dollars for a million tokens is a million times more or less than the price before, 1.00; is that so?"}},
+			"models[m].prices[0].price_per_million.output: 1000000.00 dollars for a million tokens is a million times more or less than the price before, 1.00; is that so?",
+		}},
 		"a flat one": {moneyPolicy(aBudget, `{name: m, backends: [b], free: false, price_per_million: {input: "0", output: "0"}, price_flat: {image: "0.001"}}, {name: n, backends: [b], price_per_million: {input: "0", output: "0"}, price_flat: {image: "1000"}}`), []string{
-			"models[n].price_flat.image: 1000.00 dollars for one is a million times more or less than the median over all models, 0.001; is that so?"}},
+			"models[n].price_flat.image: 1000.00 dollars for one is a million times more or less than the median over all models, 0.001; is that so?",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := mustParse(t, c.text)

@@ -55,7 +55,7 @@ type agreed struct{ facts atomic.Pointer[ledger.Facts] }
 func (a *agreed) Facts() *ledger.Facts { return a.facts.Load() }
 func (a *agreed) Keys() *ledger.Keys   { return nil }
 
-// TestRampStepsComeAtTheirTime, in virtual time, which begins at the tenant's `since`.
+// TestRampStepsComeAtTheirTime, and prices, in virtual time, which begins at the tenant's `since`.
 func TestRampStepsComeAtTheirTime(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -110,6 +110,21 @@ func TestRampStepsComeAtTheirTime(t *testing.T) {
 		check(1000, 4)
 		<-time.After(100 * day)
 		check(1000, 4)
+		// So do prices.
+		costs := func(cost ledger.NanoUSD, compiled uint64) {
+			t.Helper()
+			check(1000, compiled)
+			if got := n.current().index.Models[0].Cost(ledger.Usage{}); got != cost {
+				t.Errorf("a request costs %s, want %s", got, cost)
+			}
+		}
+		apply(3, strings.Replace(rampPolicy, "backends: [b]}]", `backends: [b], price_flat: {request: "1.00"},
+  prices: [{from: 2001-01-01, price_per_million: {input: "0", output: "0"}, price_flat: {request: "2.00"}}]}]`, 1))
+		costs(1e9, 5)
+		<-time.After(time.Until(time.Date(2001, 1, 1, 0, 0, 0, 0, time.UTC)) - 1)
+		costs(1e9, 5)
+		<-time.After(time.Second)
+		costs(2e9, 6)
 		stop()
 		<-done
 	})
