@@ -156,8 +156,13 @@ func (n *Node) proposeSeed(ctx context.Context) error {
 		return err
 	}
 	plan.Command.Seed = true
-	_, err = n.propose(ctx, n.actor(), &ledgerpb.Command{Body: &ledgerpb.Command_SetPolicy{SetPolicy: plan.Command}})
-	return err
+	if _, err = n.propose(ctx, n.actor(), &ledgerpb.Command{Body: &ledgerpb.Command_SetPolicy{SetPolicy: plan.Command}}); err != nil {
+		return err
+	}
+	for _, w := range plan.Warnings { // nobody is there to be told by apply
+		n.log.Warn("the policy may have a mistake", "policy", n.seedSource, "warning", w)
+	}
+	return nil
 }
 
 // keyTable holds the keys that the cluster knows.
