@@ -210,8 +210,11 @@ func (l *Lease) plausible() bool {
 	case limiter.Semaphore:
 		return l.Share == 0
 	}
-	return false
+	return l.ends()
 }
+
+// ends says whether a lease is an end, whatever the limit has become that it stands under.
+func (l *Lease) ends() bool { return l.Depth == 0 && l.Share == 0 }
 
 // window is the index of a lease's window, 0 where it has none.
 func (l *Lease) window() int64 {
@@ -247,11 +250,14 @@ func (h *Holder) applyLease(p *lender, l *Lease, at Instant, pushed bool) bool {
 	}
 	slots := l.Limit.Algorithm == limiter.Semaphore
 	window := l.window()
-	if s.lent && (s.slots != slots || s.rarely().window != window) {
+	switch {
+	case !s.lent:
+		if s.lent, s.slots = true, slots; window != 0 {
+			s.aside().window = window
+		}
+	case l.ends():
+	case s.slots != slots || s.rarely().window != window:
 		return false
-	}
-	if s.lent, s.slots = true, slots; window != 0 {
-		s.aside().window = window
 	}
 	if uint32(l.Number) < s.ack || uint32(l.Number) == s.ack && l.Granted <= s.granted {
 		h.enqueue(s) // it is said again because the owner does not know that it came

@@ -514,12 +514,28 @@ func (o *Owner) supersede(at Instant, id uint32, b *bucket, l *limiter.Limit) {
 		o.convertReservoir(at, id, b, from)
 	}
 	for i := b.first; i != 0; i = o.pool.at(i).next {
-		if s := o.pool.at(i); !s.is(seriesEnded|seriesSlots|seriesInherited) && s.sent > 0 {
+		switch s := o.pool.at(i); {
+		case s.is(seriesEnded|seriesInherited) || s.sent == 0:
+		case s.is(seriesSlots):
+			// Its holder would not believe the lease under this limit, and never say that it came.
+			if most := slotsOf(to); s.depth > most {
+				o.set(b, s, 0, most)
+				o.send(id, i)
+			}
+		default:
 			o.replace(b, s, from)
 			o.send(id, i)
 		}
 	}
 	o.advance(b, reading(to, at))
+}
+
+// slotsOf is how many slots of a limit a holder may keep; 0: it has none.
+func slotsOf(l *limiter.Limit) int64 {
+	if l.Algorithm != limiter.Semaphore {
+		return 0
+	}
+	return l.Burst
 }
 
 // replace puts a lease that was given under an older limit under the bucket's: by the next Number, or

@@ -88,3 +88,72 @@ func TestSeriesOfABusyBucketAreClosed(t *testing.T) {
 		})
 	}
 }
+
+// TestLoweredSlotsAreHeard: slots whose answer was lost, under a limit that was lowered since to less than they are,
+// come to their holder all the same, and back from it.
+func TestLoweredSlotsAreHeard(t *testing.T) {
+	p := newPair(nil)
+	of := func(n int64, revision uint64) *limiter.Limit {
+		return &limiter.Limit{Algorithm: limiter.Semaphore, Burst: n, Revision: revision}
+	}
+	key := limiter.Key{Tenant: "a", Limit: "slots"}
+	four := []limiter.Charge{{Key: key, Limit: of(5, 1), Cost: 4}}
+	p.o.Handle(p.at, p.h.Request(1, []Ask{p.h.Ask(four, 1, 0, false)})) // nobody hears the answer
+	one := []limiter.Charge{{Key: key, Limit: of(1, 2), Cost: 1}}
+	p.o.Handle(p.at, p.h.Request(1, []Ask{p.h.Ask(one, 1, 0, false)})) // nor this one
+	p.pass(100 * time.Millisecond)
+	p.pass(100 * time.Millisecond)
+	p.pass(100 * time.Millisecond)
+	if s := p.h.Stats(); s.Rejected > 0 {
+		t.Errorf("the holder rejects %d leases", s.Rejected)
+	}
+	if l := p.o.AllLevels(p.at)[0]; l.Outstanding > 1 {
+		t.Errorf("%d slots of one are lent: %+v", l.Outstanding, l)
+	}
+}
+
+// TestLeasesEndWithTheirAlgorithm: a limit that becomes of another kind ends the leases under it, which are heard, and
+// acknowledged.
+func TestLeasesEndWithTheirAlgorithm(t *testing.T) {
+	kinds := []limiter.Limit{
+		{Rate: limiter.Rate{Count: 100, Per: time.Second}, Burst: 100},
+		{Algorithm: limiter.FixedWindow, Rate: limiter.Rate{Count: 100, Per: time.Minute}},
+		{Algorithm: limiter.SlidingWindow, Rate: limiter.Rate{Count: 100, Per: time.Second}},
+		{Algorithm: limiter.SlidingLog, Rate: limiter.Rate{Count: 100, Per: time.Second}},
+		{Algorithm: limiter.Semaphore, Burst: 100},
+	}
+	key := limiter.Key{Tenant: "a", Limit: "l"}
+	for i, from := range kinds {
+		for j, to := range kinds {
+			from.Revision, to.Revision = 1, 2
+			p := newPair(&oneSize{depth: 50, grant: 50})
+			held := []limiter.Charge{{Key: key, Limit: &from, Cost: 7}}
+			ds := make([]limiter.Decision, 1)
+			for range 2 { // the second out of the lease, if there is one
+				if _, missing := p.h.Take(held, ds); missing == 0 {
+					break
+				}
+				r := p.o.Handle(p.at, p.h.Request(1, []Ask{p.h.Ask(held, 1, 0, false)}))[0]
+				p.h.Handle(r)
+				if refused, ok := p.h.Decided(held, 1, &r.Decisions[0], p.at.Now, ds); !ok || refused != -1 {
+					t.Fatalf("%d to %d: refused %d", i, j, refused)
+				}
+				p.h.Settle(held, []int64{0}, ds)
+			}
+			// Another holder brings the policy.
+			p.o.Handle(p.at, &Request{Holder: 1, Owner: 1, Epoch: 1, Seq: 1, Asks: []Ask{
+				{ID: 1, Charges: []AskCharge{{Bucket: Bucket{0, key}, Limit: to, Cost: 0}}},
+			}})
+			for range 30 {
+				p.pass(250 * time.Millisecond)
+			}
+			p.h.Settle(held, []int64{0}, ds)
+			for range 30 {
+				p.pass(250 * time.Millisecond)
+			}
+			if h, o := p.h.Stats(), p.o.Stats(); h.Rejected > 0 || o.Rejected > 0 || h.Series > 1 || o.Series > 2 || h.Unacknowledged > 0 {
+				t.Errorf("%v to %v: the holder %+v, the owner %+v", from.Algorithm, to.Algorithm, h, o)
+			}
+		}
+	}
+}
