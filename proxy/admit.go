@@ -44,7 +44,8 @@ func (x *exchange) chargeMalformed(err error) error {
 	if e := asError(err); !e.malformed {
 		return err
 	}
-	x.model = nil
+	x.model, x.res.inTokens, x.res.outTokens, x.res.nanoUSD = nil, 0, 0, 0
+	x.tab = tab{}
 	if refused := x.take(func(l *Limit) bool { return l.Unit == Requests && l.Scope&ScopeModel == 0 }); refused != nil {
 		return refused
 	}

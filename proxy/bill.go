@@ -276,11 +276,11 @@ func (x *exchange) cost(o outcome) int64 {
 		if a.whole {
 			return a.nanoUSD
 		}
+		return max(t.bill.Reserved, a.nanoUSD)
 	case outcomeUnknown, outcomeLost:
-	default:
-		return 0
+		return t.bill.Reserved
 	}
-	return max(t.bill.Reserved, a.nanoUSD)
+	return 0
 }
 
 // settleBill ends the bill. It is settled once, even if that panics: what was reserved then

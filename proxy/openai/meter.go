@@ -292,6 +292,10 @@ func (m *meter) member(at place, p *part, name []byte, v int) int {
 			if m.kind == Response && unquote(m.body[v:skipValue(m.body, v)]) == "item_reference" {
 				m.req.Bounds.Beyond = "item_reference"
 			}
+		case "arguments": // JSON in a string: templates may read it and print it anew
+			if m.body[v] == '"' {
+				m.rendered += int64(skipString(m.body, v) - v)
+			}
 		}
 		return m.label(name, v, inSchema)
 	case inContent:

@@ -1,0 +1,521 @@
+package proxy_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headgate/proxy"
+	"headgate/proxy/openai"
+)
+
+// rates are prices in nano-dollars a token.
+type rates struct{ input, cached, write, write1h, output, image int64 }
+
+func (r *rates) cost(u openai.Usage, images, _ int64) int64 {
+	plain := u.Input - u.CachedInput - u.CacheWrite
+	return plain*r.input + u.CachedInput*r.cached + (u.CacheWrite-u.CacheWrite1h)*r.write + u.CacheWrite1h*r.write1h + u.Output*r.output + images*r.image
+}
+
+func (r *rates) upperBound(in, out, images, _ int64) int64 {
+	return in*max(r.input, r.cached, r.write, r.write1h) + out*r.output + images*r.image
+}
+
+// glutton is a model server that takes all that a request lets it take: every byte of text
+// is a token, templates print as much as they may, every answer is as long as its cap, and
+// the dearest kind of input is reported.
+type glutton struct {
+	rates   *rates
+	context int64
+	served  int64 // nano-dollars
+	calls   int
+	cap     int64 // of the last request
+}
+
+type document = map[string]any
+
+func (g *glutton) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var d document
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.UseNumber()
+	if err != nil || dec.Decode(&d) != nil {
+		http.Error(w, "no JSON", http.StatusBadRequest)
+		return
+	}
+	in, prompts, images := g.prompt(r.URL.Path, d)
+	n := max(number(d["n"]), number(d["best_of"]), 1)
+	var out int64
+	switch r.URL.Path {
+	case "/v1/chat/completions":
+		a, b := number(d["max_tokens"]), number(d["max_completion_tokens"])
+		if g.cap = max(a, b); a <= 0 && b <= 0 {
+			g.cap = g.most()
+		}
+		out = g.cap * n
+	case "/v1/completions":
+		switch v, there := d["max_tokens"]; {
+		case !there:
+			g.cap = 16
+		case v == nil:
+			g.cap = g.most()
+		default:
+			g.cap = max(number(v), 1)
+		}
+		out = g.cap * n * prompts
+		if d["echo"] == true {
+			out += in * n
+		}
+	case "/v1/responses", "/v1/messages":
+		name := map[bool]string{true: "max_tokens", false: "max_output_tokens"}[r.URL.Path == "/v1/messages"]
+		if g.cap = number(d[name]); g.cap <= 0 {
+			g.cap = g.most()
+		}
+		out = g.cap
+	}
+	g.answer(w, r.URL.Path, d["stream"] == true, in, out, images)
+}
+
+// most is what an answer without a cap takes.
+func (g *glutton) most() int64 {
+	if g.context > 0 {
+		return g.context
+	}
+	return 1 << 19
+}
+
+func (g *glutton) answer(w http.ResponseWriter, path string, stream bool, in, out, images int64) {
+	u := openai.Usage{Input: in, Output: out}
+	var usage string
+	switch r := g.rates; path {
+	case "/v1/messages":
+		plain, dearest := in, max(r.input, r.cached, r.write, r.write1h)
+		switch {
+		case r.input == dearest:
+		case r.cached == dearest:
+			plain, u.CachedInput = 0, in
+		case r.write == dearest:
+			plain, u.CacheWrite = 0, in
+		default:
+			plain, u.CacheWrite, u.CacheWrite1h = 0, in, in
+		}
+		usage = fmt.Sprintf(`{"input_tokens":%d,"cache_read_input_tokens":%d,"cache_creation_input_tokens":%d,"cache_creation":{"ephemeral_1h_input_tokens":%d},"output_tokens":%d}`,
+			plain, u.CachedInput, u.CacheWrite, u.CacheWrite1h, out)
+	default:
+		if r.cached > r.input {
+			u.CachedInput = in
+		}
+		usage = fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`, in, out, u.CachedInput)
+	}
+	g.calls++
+	g.served += g.rates.cost(u, images, 0)
+	if !stream {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"id":"x%d","usage":%s}`, g.calls, usage)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	switch path {
+	case "/v1/messages":
+		fmt.Fprintf(w, "data: {\"type\":\"message_start\",\"message\":{\"usage\":%s}}\n\ndata: {\"type\":\"message_delta\",\"usage\":%s}\n\ndata: {\"type\":\"message_stop\"}\n\n", usage, usage)
+	case "/v1/responses":
+		fmt.Fprintf(w, "data: {\"type\":\"response.completed\",\"response\":{\"id\":\"x%d\",\"usage\":%s}}\n\n", g.calls, usage)
+	default:
+		fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":%s}\n\ndata: [DONE]\n\n", usage)
+	}
+}
+
+// prompt is how many tokens the input becomes at most.
+func (g *glutton) prompt(path string, d document) (tokens, prompts, images int64) {
+	prompts = 1
+	beyond := d["chat_template"] != nil || d["prompt_embeds"] != nil
+	add := func(v any) {
+		n, i, b := content(v)
+		tokens, images, beyond = tokens+n, images+i, beyond || b
+	}
+	switch path {
+	case "/v1/chat/completions", "/v1/messages", "/v1/responses":
+		tokens = 2048
+		for _, f := range []string{"tools", "chat_template_kwargs", "documents"} {
+			if d[f] != nil {
+				tokens += printed(d[f], 0)
+			}
+		}
+		for _, f := range []string{"system", "instructions", "messages", "input"} {
+			add(d[f])
+		}
+	case "/v1/score":
+		list, _ := d["text_2"].([]any)
+		for _, doc := range list {
+			tokens += 256 + int64(len(d["text_1"].(string))+len(doc.(string)))
+		}
+		return tokens, max(int64(len(list)), 1), 0
+	default:
+		v := d["prompt"]
+		if path == "/v1/embeddings" {
+			v = d["input"]
+		}
+		tokens, prompts = ids(v)
+		tokens += 16 * prompts
+		if path == "/v1/embeddings" {
+			return tokens, prompts, 0
+		}
+	}
+	if g.context > 0 && (tokens > g.context*prompts || beyond) {
+		tokens = g.context * prompts
+	}
+	return tokens, prompts, images
+}
+
+// ids counts strings, ids, and arrays of either.
+func ids(v any) (tokens, prompts int64) {
+	switch v := v.(type) {
+	case string:
+		return int64(len(v)), 1
+	case []any:
+		if len(v) > 0 {
+			if _, ok := v[0].(json.Number); ok {
+				return int64(len(v)), 1
+			}
+		}
+		for _, e := range v {
+			n, p := ids(e)
+			tokens, prompts = tokens+n, prompts+p
+		}
+	}
+	return tokens, max(prompts, 1)
+}
+
+// content counts what messages, items and parts say.
+func content(v any) (tokens, images int64, beyond bool) {
+	switch v := v.(type) {
+	case string:
+		return int64(len(v)), 0, false
+	case []any:
+		for _, e := range v {
+			n, i, b := content(e)
+			tokens, images, beyond = tokens+n, images+i, beyond || b
+		}
+	case document:
+		switch typ, _ := v["type"].(string); typ {
+		case "image_url", "image", "input_image":
+			return 16 << 10, 1, false
+		case "input_audio":
+			return 32 << 10, 0, false
+		case "video_url":
+			return 0, 0, true
+		}
+		tokens = 32
+		for name, m := range v {
+			switch name {
+			case "tool_calls", "input":
+				tokens += printed(m, 0)
+				continue
+			case "arguments": // read and printed anew
+				var args any
+				dec := json.NewDecoder(strings.NewReader(m.(string)))
+				dec.UseNumber()
+				if dec.Decode(&args) == nil {
+					tokens += printed(args, -1)
+				}
+				continue
+			}
+			n, i, b := content(m)
+			tokens, images, beyond = tokens+n, images+i, beyond || b
+		}
+	}
+	return tokens, images, beyond
+}
+
+// printed is the length of v as Python's json.dumps writes it, with an indentation of four
+// from depth on and all but ASCII escaped; without where depth is negative.
+func printed(v any, depth int) int64 {
+	indent := func(d int) int64 {
+		if depth < 0 {
+			return 1 // the blank behind a comma
+		}
+		return int64(1 + 4*d)
+	}
+	inner := depth + 1
+	if depth < 0 {
+		inner = depth
+	}
+	n := int64(2)
+	switch v := v.(type) {
+	case document:
+		for name, m := range v {
+			n += indent(inner) + printed(name, inner) + 3 + printed(m, inner)
+		}
+		return n + indent(depth)
+	case []any:
+		for _, m := range v {
+			n += indent(inner) + 1 + printed(m, inner)
+		}
+		return n + indent(depth)
+	case string:
+		for _, c := range v {
+			switch {
+			case c == '"' || c == '\\' || c == '\n' || c == '\t' || c == '\r' || c == '\b' || c == '\f':
+				n += 2
+			case c < 0x20 || c >= 0x7f && c <= 0xffff:
+				n += 6
+			case c > 0xffff:
+				n += 12
+			default:
+				n++
+			}
+		}
+		return n
+	case json.Number:
+		if f, err := v.Float64(); err == nil && strings.ContainsAny(string(v), ".eE") && math.Abs(f) < 1e16 {
+			return int64(len(strconv.FormatFloat(f, 'f', -1, 64)) + 2)
+		}
+		return int64(len(v))
+	case nil:
+		return 4
+	}
+	return 5
+}
+
+func number(v any) int64 {
+	n, _ := v.(json.Number)
+	f, _ := n.Float64() // small enough to be exact
+	return int64(f)
+}
+
+var (
+	texts = rapid.OneOf(
+		rapid.StringOfN(rapid.RuneFrom([]rune("ab \n\t\"\\{}[],:<é你😀\u2028\u0001\x7f")), 0, 60, -1),
+		rapid.Map(rapid.IntRange(0, 4000), func(n int) string { return strings.Repeat("x", n) }),
+	)
+	scalars = rapid.OneOf(
+		rapid.Map(texts, func(s string) any { return s }),
+		rapid.SampledFrom([]any{json.Number("1e15"), json.Number("1"), json.Number("-0.5"), json.Number("9e15"), nil, true, false}),
+	)
+	caps = rapid.SampledFrom([]any{nil, json.Number("0"), json.Number("1"), json.Number("5"), json.Number("3.0e1"), json.Number("1000"), json.Number("100000"), json.Number("1000000000")})
+)
+
+// tree draws JSON of some depth.
+func tree(t *rapid.T, depth int) any {
+	switch kind := rapid.IntRange(0, 3).Draw(t, "kind"); {
+	case kind == 0 && depth > 0:
+		o := document{}
+		for range rapid.IntRange(0, 4).Draw(t, "members") {
+			o[rapid.StringMatching(`[a-zé"]{1,6}`).Draw(t, "name")] = tree(t, depth-1)
+		}
+		return o
+	case kind == 1 && depth > 0:
+		a := []any{}
+		for range rapid.IntRange(0, 5).Draw(t, "elements") {
+			a = append(a, tree(t, depth-1))
+		}
+		return a
+	}
+	return scalars.Draw(t, "scalar")
+}
+
+func encode(v any) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		panic(err)
+	}
+	return b.String()
+}
+
+// parts draws the content of a message.
+func parts(t *rapid.T, path string) any {
+	if rapid.Bool().Draw(t, "plain") {
+		return texts.Draw(t, "text")
+	}
+	list := []any{}
+	for range rapid.IntRange(0, 3).Draw(t, "parts") {
+		switch kind := rapid.IntRange(0, 9).Draw(t, "part"); {
+		case kind == 0 && path == "/v1/messages":
+			list = append(list, document{"type": "image", "source": document{"type": "base64", "media_type": "image/png", "data": strings.Repeat("A", 500)}})
+		case kind == 0:
+			list = append(list, document{"type": "image_url", "image_url": document{"url": "data:AAAA"}})
+		case kind == 1 && path == "/v1/chat/completions":
+			list = append(list, document{"type": "input_audio", "input_audio": document{"data": "AAAA"}})
+		case kind == 2 && path == "/v1/chat/completions":
+			list = append(list, document{"type": "video_url", "video_url": document{"url": "http://x"}})
+		case kind == 3 && path == "/v1/messages":
+			list = append(list, document{"type": "tool_use", "id": "t", "name": "f", "input": tree(t, 3)})
+		default:
+			list = append(list, document{"type": "text", "text": texts.Draw(t, "text")})
+		}
+	}
+	return list
+}
+
+// request draws one of a route.
+func request(t *rapid.T, path string) document {
+	d := document{"model": "m"}
+	maybe := func(name string, v func() any) {
+		if rapid.Bool().Draw(t, name) {
+			d[name] = v()
+		}
+	}
+	cap := func() any { return caps.Draw(t, "cap") }
+	few := func() any { return json.Number(strconv.Itoa(rapid.IntRange(1, 4).Draw(t, "few"))) }
+	conversation := func(name string) {
+		list := []any{}
+		for range rapid.IntRange(0, 4).Draw(t, "messages") {
+			m := document{"role": "user", "content": parts(t, path)}
+			switch {
+			case path == "/v1/chat/completions" && rapid.Bool().Draw(t, "calls"):
+				m["tool_calls"] = []any{document{"id": "c", "type": "function", "function": document{"name": "f", "arguments": encode(tree(t, 4))}}}
+			case path == "/v1/responses" && rapid.Bool().Draw(t, "call"):
+				m = document{"type": "function_call", "name": "f", "arguments": encode([]any{tree(t, 4)})}
+			}
+			list = append(list, m)
+		}
+		d[name] = list
+		maybe("tools", func() any {
+			return []any{document{"type": "function", "name": "f", "function": tree(t, 4)}, document{"parameters": tree(t, 6)}}
+		})
+	}
+	switch path {
+	case "/v1/chat/completions":
+		conversation("messages")
+		maybe("max_tokens", cap)
+		maybe("max_completion_tokens", cap)
+		maybe("n", few)
+		maybe("best_of", few)
+		maybe("chat_template_kwargs", func() any { return document{"x": tree(t, 3)} })
+		maybe("logprobs", func() any { return true })
+		if rapid.IntRange(0, 9).Draw(t, "template") == 0 {
+			d["chat_template"] = "{% for x in range(1000000) %}x{% endfor %}"
+		}
+	case "/v1/messages":
+		conversation("messages")
+		maybe("max_tokens", cap)
+		maybe("system", func() any { return parts(t, "") })
+	case "/v1/responses":
+		conversation("input")
+		maybe("max_output_tokens", cap)
+		maybe("instructions", func() any { return texts.Draw(t, "instructions") })
+	case "/v1/completions":
+		d["prompt"] = prompt(t)
+		maybe("max_tokens", cap)
+		maybe("n", few)
+		maybe("best_of", few)
+		maybe("echo", func() any { return true })
+		maybe("use_beam_search", func() any { return true })
+		maybe("ignore_eos", func() any { return true })
+		maybe("min_tokens", few)
+	case "/v1/embeddings":
+		d["input"] = prompt(t)
+	case "/v1/score":
+		d["text_1"] = texts.Draw(t, "query")
+		d["text_2"] = []any{texts.Draw(t, "a"), texts.Draw(t, "b"), texts.Draw(t, "c")}
+	}
+	if path != "/v1/embeddings" && path != "/v1/score" {
+		maybe("stream", func() any { return true })
+	}
+	return d
+}
+
+// prompt draws text, ids, or several of either.
+func prompt(t *rapid.T) any {
+	numbers := func() any {
+		a := []any{}
+		for range rapid.IntRange(1, 20).Draw(t, "ids") {
+			a = append(a, json.Number(strconv.Itoa(rapid.IntRange(0, 200_000).Draw(t, "id"))))
+		}
+		return a
+	}
+	switch rapid.IntRange(0, 3).Draw(t, "prompt") {
+	case 0:
+		return texts.Draw(t, "text")
+	case 1:
+		return []any{texts.Draw(t, "text"), texts.Draw(t, "text"), texts.Draw(t, "text")}
+	case 2:
+		return numbers()
+	}
+	return []any{numbers(), numbers()}
+}
+
+// TestStrictIsNeverPassed: whatever a request allows a backend to take, it costs no more
+// than was reserved, and all requests together no more than the budget has.
+func TestStrictIsNeverPassed(t *testing.T) {
+	g := &glutton{}
+	m := model("m", "vllm")
+	m.Cost = func(u openai.Usage, images, audio int64) int64 { return g.rates.cost(u, images, audio) }
+	m.UpperBound = func(in, out, images, audio int64) int64 { return g.rates.upperBound(in, out, images, audio) }
+	b := strict(budget("all", 0))
+	w := bubbled(t, setup{
+		models: []*proxy.Model{m}, around: func(http.Handler) http.Handler { return g }, prefilter: edge1000(),
+		change: func(c *proxy.Caller) { c.Budgets = []proxy.Budget{b} },
+	})
+	statuses := map[int]int{}
+	rapid.Check(t, func(t *rapid.T) {
+		price := rapid.Int64Range(0, 2000)
+		g.rates = &rates{price.Draw(t, "input"), price.Draw(t, "cached"), price.Draw(t, "write"), price.Draw(t, "write1h"), price.Draw(t, "output"), price.Draw(t, "image")}
+		g.context = rapid.SampledFrom([]int64{0, 512, 8192, 131_072}).Draw(t, "context")
+		m.Context = g.context
+		served, spent := g.served, w.till.spent("all")
+		// What is left is anything between nothing and more than is needed.
+		w.caller.Budgets[0].Amount = spent + int64(float64(dollar)*math.Exp(rapid.Float64Range(-15, 5).Draw(t, "left")))
+		path := rapid.SampledFrom([]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score"}).Draw(t, "path")
+		body := encode(request(t, path))
+		calls := g.calls
+		a := w.handle(call{path: path, body: body})
+		statuses[a.status]++
+		if a.status != 200 {
+			if g.calls != calls || a.status != 429 && a.status != 400 {
+				t.Fatalf("%d: %s", a.status, a.body)
+			}
+			return
+		}
+		bill := w.till.bill(w.t)
+		if cost := g.served - served; !bill.Usage.Known && bill.Cost != bill.Reserved || bill.Usage.Known && bill.Cost != cost || cost > bill.Reserved {
+			t.Fatalf("the backend took %d, charged %d, reserved %d, cap %d\n%s", cost, bill.Cost, bill.Reserved, g.cap, body)
+		}
+		if c := bill.Charges[0]; bill.Cost > c.Granted || c.Spent > c.Budget.Amount {
+			t.Fatalf("charged %d of %d; spent %d of %d", bill.Cost, c.Granted, c.Spent, c.Budget.Amount)
+		}
+	})
+	if n := w.metric("headgate_strict_overruns_total"); n != 0 {
+		t.Errorf("%v overruns", n)
+	}
+	if clamped := w.metric("headgate_budget_decisions_total", "outcome", "clamped"); statuses[200] < 20 || statuses[429] < 5 || clamped < 5 {
+		t.Errorf("%v, %v clamped: nothing was shown", statuses, clamped)
+	}
+}
+
+// TestWhatStrictCannotBoundIsRefused: where the context is not stated, or a server may go
+// round as often as it likes.
+func TestWhatStrictCannotBoundIsRefused(t *testing.T) {
+	known := model("known", "vllm")
+	known.Context = 8192
+	w := newWorld(t, setup{models: []*proxy.Model{model("m", "vllm"), known}, prefilter: edge1000(), limits: []proxy.Limit{limit(proxy.Requests, 100)}, change: budgeted(strict(budget("all", dollar)))})
+	video := `{"model":"m","messages":[{"role":"user","content":[{"type":"video_url","video_url":{"url":"http://x"}}]}],"max_tokens":5}`
+	if a := w.do(call{body: video}).refused(t, 400, "invalid_request"); a.field("param") != "video_url" {
+		t.Error(a.body)
+	}
+	w.settled()
+	if n := w.spent(w.caller.Limits[0]); n != 1 || len(w.till.bills) != 0 {
+		t.Errorf("%d requests spent, %d bills", n, len(w.till.bills))
+	}
+	w.do(call{body: strings.Replace(video, `"m"`, `"known"`, 1)})
+	w.settled()
+	if b := w.till.bill(t); b.Reserved != 8192*priceInput+5*priceOutput {
+		t.Errorf("%+v", b)
+	}
+	tools := `{"model":"known","input":"x","tools":[{"type":"web_search_preview"}]}`
+	if a := w.do(call{path: "/v1/responses", body: tools}).refused(t, 400, "invalid_request"); a.field("param") != "tools" {
+		t.Error(a.body)
+	}
+	w.caller.Budgets[0].Strict = false
+	w.do(call{path: "/v1/responses", body: tools}).want(t, 200)
+}
