@@ -9,9 +9,12 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"headgate/cluster/ledger"
+	"headgate/cmd/node"
 	"headgate/proxy/admin"
 )
 
@@ -30,8 +33,8 @@ func (q *usageFlags) add(c *cobra.Command, by string) {
 	c.Flags().StringVar(&q.zone, "time-zone", "UTC", "whose months, days and hours are meant, such as Europe/Berlin")
 }
 
-// path of the API with these and more parameters.
-func (q *usageFlags) path(path string, more map[string]string) string {
+// values are the parameters of the API, with more; what is empty is left out.
+func (q *usageFlags) values(more map[string]string) url.Values {
 	v := url.Values{}
 	for name, value := range map[string]string{"by": q.by, "from": q.from, "until": q.until, "tenant": q.tenant, "time_zone": q.zone} {
 		if value != "" {
@@ -43,18 +46,20 @@ func (q *usageFlags) path(path string, more map[string]string) string {
 			v.Set(name, value)
 		}
 	}
-	return path + "?" + v.Encode()
+	return v
 }
 
 func exportCommand() *cobra.Command {
 	var q usageFlags
 	var key, user, model, format string
+	var dirs []string
 	c := &cobra.Command{
 		Use: "export", Short: "Print the usage log of all nodes: each request, or sums, as CSV or JSON lines", Args: exactly(0),
 		Long: "Print every request that was metered, in the order in which they ended, or with --by the sums of each\n" +
-			"combination. Costs are exact, in dollars. Any node answers for all; where one does not answer, what the\nothers have is printed, and the exit code is 1.\n\nheadgate docs usage explains the columns.",
+			"combination. Costs are exact, in dollars. Any node answers for all; where one does not answer, what the\nothers have is printed, and the exit code is 1. With --dir the folders of nodes that are gone are read\ninstead, without a node.\n\nheadgate docs usage explains the columns.",
 		Example: "  headgate usage export --by tenant,day --from 2026-01 --until 2026-02 --time-zone Europe/Berlin\n" +
-			"  headgate usage export --tenant acme --from 7d --format json",
+			"  headgate usage export --tenant acme --from 7d --format json\n" +
+			"  headgate usage export --dir /mnt/gw-3/usage",
 	}
 	a := adminFlags(c)
 	q.add(c, "")
@@ -62,12 +67,17 @@ func exportCommand() *cobra.Command {
 	c.Flags().StringVar(&user, "user", "", "only this user's")
 	c.Flags().StringVar(&model, "model", "", "only this model's: the one that answered")
 	c.Flags().StringVar(&format, "format", string(admin.UsageCSV), "csv or json: an object a line")
+	c.Flags().StringArrayVar(&dirs, "dir", nil, "read this folder instead of asking a node: usage in the data folder of a node; may be given several times")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if a.json {
 			format = string(admin.UsageJSON)
 		}
-		path := q.path("/admin/v1/usage", map[string]string{"key": key, "user": user, "model": model, "format": format, "partial": "true"})
-		resp, err := a.open(c.Context(), http.MethodGet, path, nil)
+		v := q.values(map[string]string{"key": key, "user": user, "model": model, "format": format})
+		if len(dirs) > 0 {
+			return exportDirs(c, dirs, v)
+		}
+		v.Set("partial", "true")
+		resp, err := a.open(c.Context(), http.MethodGet, "/admin/v1/usage?"+v.Encode(), nil)
 		if err != nil {
 			return err
 		}
@@ -79,6 +89,17 @@ func exportCommand() *cobra.Command {
 		return errors.Join(err, incomplete(missing))
 	}
 	return c
+}
+
+// exportDirs reads usage logs on this machine.
+func exportDirs(c *cobra.Command, dirs []string, v url.Values) error {
+	q, err := admin.ParseUsageQuery(v, ledger.LoadZone, time.Now())
+	if err != nil {
+		return usageError{err}
+	}
+	q.Partial = true
+	missing, err := node.ExportUsageDirs(c.Context(), dirs, toStderr(), c.OutOrStdout(), q)
+	return errors.Join(err, incomplete(missing))
 }
 
 // incomplete says which nodes an answer lacks; nil if none.
@@ -115,7 +136,7 @@ func topCommand() *cobra.Command {
 			}
 			q.from = last
 		}
-		raw, err := a.call(c.Context(), http.MethodGet, q.path("/admin/v1/usage/top", map[string]string{"n": strconv.Itoa(most)}), nil)
+		raw, err := a.call(c.Context(), http.MethodGet, "/admin/v1/usage/top?"+q.values(map[string]string{"n": strconv.Itoa(most)}).Encode(), nil)
 		if err != nil {
 			return err
 		}

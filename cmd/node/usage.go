@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -57,6 +58,19 @@ func usageSources(members []cluster.MemberStatus, own *journal.Log, dial func(ad
 		out = append(out, s)
 	}
 	return out
+}
+
+// ExportUsageDirs is the export of usage logs on this machine's disks, such as that of a node that is
+// gone; it writes nothing there. A folder that can't be read is an error after the others were.
+func ExportUsageDirs(ctx context.Context, dirs []string, logger *slog.Logger, w io.Writer, q admin.UsageQuery) ([]admin.Missing, error) {
+	var sources []usageSource
+	for _, dir := range dirs {
+		read := func(ctx context.Context, q journal.Query, fn func(*journal.Usage) error) error {
+			return journal.ReadDir(ctx, dir, logger, q, fn)
+		}
+		sources = append(sources, usageSource{node: dir, read: read, group: func(ctx context.Context, q journal.Query, g *journal.Groups) error { return read(ctx, q, g.Add) }})
+	}
+	return exportUsage(ctx, sources, w, q)
 }
 
 // exportUsage writes what all sources have: in the order of time as far as each of them is, or in

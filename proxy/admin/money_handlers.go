@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -152,8 +153,17 @@ func ReadMissing(trailer http.Header) ([]Missing, error) {
 	return m, nil
 }
 
-func (c Config) readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, err error) {
-	v := r.URL.Query()
+func (c Config) readUsageQuery(r *http.Request, now time.Time) (UsageQuery, error) {
+	q, err := ParseUsageQuery(r.URL.Query(), c.Zone, now)
+	if err == nil {
+		q.Partial, err = flag(r, "partial")
+	}
+	return q, err
+}
+
+// ParseUsageQuery reads the parameters of an export but for partial: by, from, until,
+// time_zone, tenant, key, user, model and format. zone finds time zones, nil as in Config.
+func ParseUsageQuery(v url.Values, zone func(name string) (*time.Location, error), now time.Time) (q UsageQuery, err error) {
 	q = UsageQuery{Tenant: v.Get("tenant"), Key: v.Get("key"), User: v.Get("user"), Model: v.Get("model"), Format: UsageFormat(v.Get("format"))}
 	switch q.Format {
 	case "":
@@ -162,25 +172,21 @@ func (c Config) readUsageQuery(r *http.Request, now time.Time) (q UsageQuery, er
 	default:
 		return q, fmt.Errorf("format: %q is neither csv nor json", q.Format)
 	}
-	if q.Partial, err = flag(r, "partial"); err != nil {
-		return q, err
-	}
 	if q.By, err = ParseBy(v.Get("by")); err != nil {
 		return q, err
 	}
-	q.Location, q.From, q.Until, err = c.readRange(r, now)
+	q.Location, q.From, q.Until, err = parseRange(v, zone, now)
 	return q, err
 }
 
-// readRange reads time_zone, from and until.
-func (c Config) readRange(r *http.Request, now time.Time) (zone *time.Location, from, until time.Time, err error) {
-	v := r.URL.Query()
-	if zone, err = c.zone(v.Get("time_zone")); err != nil {
+// parseRange reads time_zone, from and until.
+func parseRange(v url.Values, zone func(string) (*time.Location, error), now time.Time) (loc *time.Location, from, until time.Time, err error) {
+	if loc, err = parseZone(v.Get("time_zone"), zone); err != nil {
 		return nil, from, until, err
 	}
 	for name, t := range map[string]*time.Time{"from": &from, "until": &until} {
 		if s := v.Get(name); s != "" {
-			if *t, err = ParseWhen(s, zone, now); err != nil {
+			if *t, err = ParseWhen(s, loc, now); err != nil {
 				return nil, from, until, fmt.Errorf("%s: %w", name, err)
 			}
 		}
@@ -188,26 +194,26 @@ func (c Config) readRange(r *http.Request, now time.Time) (zone *time.Location, 
 	if !from.IsZero() && !until.IsZero() && !from.Before(until) {
 		return nil, from, until, fmt.Errorf("from: %s is not before until, %s", from.Format(time.RFC3339), until.Format(time.RFC3339))
 	}
-	return zone, from, until, nil
+	return loc, from, until, nil
 }
 
-// zone finds the one with a name; "" is UTC. The node's own ("Local") is none: it is another
-// on each node.
-func (c Config) zone(name string) (zone *time.Location, err error) {
+// parseZone finds the zone with a name; "" is UTC. The node's own ("Local") is none: it is
+// another on each node.
+func parseZone(name string, zone func(string) (*time.Location, error)) (loc *time.Location, err error) {
 	switch {
 	case name == "":
 		return time.UTC, nil
 	case name == "Local":
 		err = errors.New("the nodes may be in several")
-	case c.Zone != nil:
-		zone, err = c.Zone(name)
+	case zone != nil:
+		loc, err = zone(name)
 	default:
-		zone, err = time.LoadLocation(name)
+		loc, err = time.LoadLocation(name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("time_zone: %q is not one; write a name such as Europe/Berlin: %w", name, err)
 	}
-	return zone, nil
+	return loc, nil
 }
 
 // ParseWhen reads a month (its first moment in the zone), a day, a moment, or how long
@@ -304,7 +310,7 @@ func (c Config) readTop(r *http.Request, now time.Time) (q UsageTop, err error) 
 	case most != nil:
 		q.Most = int(*most)
 	}
-	if q.Location, q.From, q.Until, err = c.readRange(r, now); err == nil && q.From.IsZero() {
+	if q.Location, q.From, q.Until, err = parseRange(r.URL.Query(), c.Zone, now); err == nil && q.From.IsZero() {
 		q.From = now.Add(-defaultLast)
 	}
 	return q, err
