@@ -61,7 +61,7 @@ type Taken struct {
 	// Alert is the highest percent of the terms' alerts that Used has reached; 0: none.
 	Alert int
 
-	account   *account
+	cell      *cell // nil: it is settled
 	emergency int64 // of Granted
 }
 
@@ -69,14 +69,14 @@ type Taken struct {
 type Kind uint8
 
 const (
-	// Exhausted: what is spent leaves too little.
+	// Exhausted says that what is spent leaves too little.
 	Exhausted Kind = iota + 1
-	// InFlight: what is spent leaves enough, but requests that are open, here or elsewhere, hold it.
+	// InFlight says that what is spent leaves enough, but requests that are open, here or elsewhere, hold it.
 	InFlight
-	// Unavailable: the ledger is out of reach or grants nothing to this process, and what it had granted
+	// Unavailable says that the ledger is out of reach or grants nothing to this process, and what it had granted
 	// is spent.
 	Unavailable
-	// OutOfPeriod: by the ledger's clock the key's period has not begun, or is over. Manager.Now has that
+	// OutOfPeriod says that by the ledger's clock the key's period has not begun, or is over. Manager.Now has that
 	// clock: the charge is to be made anew for the period that it is in.
 	OutOfPeriod
 )
@@ -154,16 +154,18 @@ var (
 	ErrNoAccount = errors.New("the ledger has no such account")
 )
 
-// StaleError: the ledger has a draw N of this holder and account already, and this much of it as spent.
+// StaleError says that the ledger has a draw N of this holder and account already, and this much of it as spent.
 type StaleError struct {
 	N     uint64
 	Spent int64
 }
 
 // Error is for the log.
-func (e *StaleError) Error() string { return fmt.Sprintf("draw %d of the account is known already", e.N) }
+func (e *StaleError) Error() string {
+	return fmt.Sprintf("draw %d of the account is known already", e.N)
+}
 
-// PeriodError: nothing is granted outside an account's period. What was spent is to be told without a
+// PeriodError says that nothing is granted outside an account's period. What was spent is to be told without a
 // want.
 type PeriodError struct{ Now int64 }
 

@@ -1,9 +1,14 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -35,46 +40,264 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// Manager spends for one process. Its methods may be called concurrently.
-type Manager struct{ cfg Config }
+// drawFor is how long one try of a draw takes at most; downAfter is how long all tries have failed when the ledger counts
+// as out of reach.
+const (
+	drawFor   = 2 * time.Second
+	downAfter = int64(time.Second)
+)
 
-// New returns a Manager that spends nothing before Run.
+var errStopped = errors.New("this process draws no more")
+
+// Manager spends for one process. It is the shell round the accounts: it has their locks, the clock, the waiting, and the
+// goroutines that draw, which are all Run's. Its methods may be called concurrently. No lock is held across a draw; the
+// agenda's is taken with accounts' held, and nothing with the agenda's.
+type Manager struct {
+	cfg      Config
+	log      *slog.Logger
+	met      *metrics
+	table    *table
+	agenda   agenda
+	ahead    atomic.Int64 // of the ledger's clock before the monotonic one
+	heard    atomic.Bool  // ahead is known
+	down     atomic.Pointer[error]
+	draining atomic.Bool
+	dropped  chan struct{} // to Drain: an account is gone
+
+	mu      sync.Mutex
+	failing int64 // since when draws fail; never: they do not
+}
+
+// New returns a Manager that draws nothing before Run.
 func New(cfg Config) (*Manager, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Manager{cfg: cfg}, nil
+	m := &Manager{
+		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), table: newTable(),
+		agenda: agenda{soon: make(chan struct{}, 1)}, dropped: make(chan struct{}, 1), failing: never,
+	}
+	var err error
+	if m.met, err = newMetrics(cfg.Registerer, m); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
-// Take grants all charges or none, and says in out, of the same length, what each gave. It waits for
-// draws while ctx lives, for two seconds at most. Its errors are *Refused and ctx's. After nil, Settle is
-// due.
-func (m *Manager) Take(ctx context.Context, cs []Charge, out []Taken) error {
-	return &Refused{Kind: Unavailable}
+func (m *Manager) instant() instant {
+	mono, wall := m.cfg.Clock()
+	if m.heard.Load() {
+		wall = mono + m.ahead.Load()
+	}
+	return instant{mono, wall}
 }
-
-// Settle ends what Take granted: actual is what the request cost each of its budgets, 0 if nothing came of it. It
-// never waits. What was settled already is left as it is. Used, Amount and Left are then as they stand.
-func (m *Manager) Settle(taken []Taken, actual int64) {}
-
-// Peek says what Take would without a word with the ledger, and changes nothing.
-func (m *Manager) Peek(cs []Charge, out []Taken) error { return &Refused{Kind: Unavailable} }
-
-// Level says how an account stands; false: nothing is known of it here.
-func (m *Manager) Level(key Key) (Level, bool) { return Level{}, false }
-
-// Recall gives back what lies idle of an account: others want it. It never blocks.
-func (m *Manager) Recall(key Key) {}
 
 // Now is the ledger's clock, in ns since the Unix epoch: its last word and the time since. Before its first word it is
 // this process's. Periods are looked up by it, so that a wall clock that is off harms nothing.
-func (m *Manager) Now() int64 { _, wall := m.cfg.Clock(); return wall }
+func (m *Manager) Now() int64 { return m.instant().wall }
+
+func (m *Manager) outlook() outlook {
+	down := m.down.Load()
+	if down == nil {
+		return outlook{}
+	}
+	return outlook{down: *down, override: m.cfg.Override != nil && m.cfg.Override()}
+}
+
+// count counts a refusal and returns it.
+func (m *Manager) count(r *Refused) error {
+	m.met.refused.WithLabelValues(r.Kind.String()).Inc()
+	return r
+}
+
+// after ends a step of c, which is locked: who waited is told, and the next step is planned.
+func (m *Manager) after(c *cell, at instant) {
+	for i, q := range c.decided {
+		close(q.done)
+		c.decided[i] = nil
+	}
+	c.decided = c.decided[:0]
+	due, what := c.next(at)
+	queue := c.queue
+	if what.urgent() || len(c.line) > 0 {
+		queue = rushed
+	}
+	if due < c.planned || due != never && queue < c.queue {
+		c.planned, c.queue = min(due, c.planned), queue
+		m.agenda.put(c, c.planned, queue)
+	}
+}
 
 // Run draws, reports and gives back until ctx ends, and returns when all that it started has ended. It
 // is called once.
-func (m *Manager) Run(ctx context.Context) { <-ctx.Done() }
+func (m *Manager) Run(ctx context.Context) {
+	var draws sync.WaitGroup
+	defer draws.Wait()
+	defer m.down.Store(&errStopped)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		c, queue, wait := m.agenda.take(m.instant().mono)
+		if c != nil {
+			draws.Go(func() { m.agenda.ended(queue, m.step(ctx, c)) })
+			continue
+		}
+		timer.Reset(time.Duration(min(wait-m.instant().mono, int64(time.Hour))))
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.agenda.soon:
+		case <-timer.C:
+		}
+	}
+}
+
+// step has c do what is due, and says whether that was a draw.
+func (m *Manager) step(ctx context.Context, c *cell) bool {
+	at := m.instant()
+	c.mu.Lock()
+	c.planned, c.queue = never, quiet
+	d, what := c.step(at, m.cfg.Holder)
+	switch what {
+	case nothing:
+		m.after(c, at)
+		c.mu.Unlock()
+		return false
+	case forget:
+		c.gone = true
+		c.mu.Unlock()
+		m.table.drop(c)
+		signal(m.dropped)
+		return false
+	}
+	c.mu.Unlock()
+	res, err := m.ask(ctx, d)
+	at = m.instant()
+	c.mu.Lock()
+	c.answered(at, res, err, m.outlook())
+	m.after(c, at)
+	c.mu.Unlock()
+	return true
+}
+
+// ask makes a draw, and notes whether the ledger can be reached and what its clock says.
+func (m *Manager) ask(ctx context.Context, d Draw) (Drawn, error) {
+	began, _ := m.cfg.Clock()
+	ctx, stop := context.WithTimeout(ctx, drawFor)
+	res, err := m.cfg.Draw(ctx, d)
+	stop()
+	mono, _ := m.cfg.Clock()
+	var period *PeriodError
+	var stale *StaleError
+	outcome, now := "granted", res.Now
+	switch {
+	case err == nil:
+		if d.Want == 0 {
+			outcome = "told"
+		} else if res.Granted == 0 {
+			outcome = "refused"
+		}
+	case errors.As(err, &period):
+		outcome, now = "out_of_period", period.Now
+	case errors.As(err, &stale), errors.Is(err, ErrNoAccount), errors.Is(err, ErrNotDone):
+		outcome = "not_done"
+		m.log.Warn("the ledger refused a draw of a budget", "tenant", d.Key.Tenant, "budget", d.Key.Limit, "n", d.N, "error", err)
+	default:
+		m.met.draws.WithLabelValues("unknown").Inc()
+		m.failed(began, mono, err)
+		return res, err
+	}
+	if now > 0 {
+		m.ahead.Store(now - mono)
+		m.heard.Store(true)
+	}
+	m.met.draws.WithLabelValues(outcome).Inc()
+	m.reached()
+	return res, err
+}
+
+// failed notes a draw that was not answered.
+func (m *Manager) failed(began, now int64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.failing = min(m.failing, began)
+	if now-m.failing < downAfter {
+		return
+	}
+	err = fmt.Errorf("the ledger is out of reach: %w", err)
+	if m.down.Swap(&err) == nil {
+		m.log.Warn("budgets are spent from what was granted before", "error", err)
+	}
+	m.agenda.probing(now, true)
+}
+
+// reached notes a draw that was answered.
+func (m *Manager) reached() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.failing = never
+	if m.down.Swap(nil) != nil {
+		m.log.Info("the ledger grants budgets again")
+		m.agenda.probing(0, false)
+	}
+}
+
+// Recall gives back what lies idle of an account: others want it. It never blocks.
+func (m *Manager) Recall(key Key) {
+	c := m.table.find(&key)
+	if c == nil {
+		return
+	}
+	at := m.instant()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.recall(at)
+	m.after(c, at)
+}
+
+// Level says how an account stands; false: nothing is known of it here.
+func (m *Manager) Level(key Key) (Level, bool) {
+	c := m.table.find(&key)
+	if c == nil {
+		return Level{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return Level{
+		Held: c.avail(), Emergency: c.aside, Open: c.open, Requests: c.opens, Spent: c.spent, Waiting: len(c.line),
+		Heard: c.answers > 0, Closed: c.closed,
+		Used: c.total(), Amount: c.limit(), Others: c.heard.Others, Free: c.heard.Free, Left: c.left(),
+	}, true
+}
 
 // Drain takes no more, and tells the ledger of each account that this process is done with it, as soon
 // as the account's requests are settled. An error says what was not told when ctx ended: that stays
 // outstanding. Run must be running.
-func (m *Manager) Drain(ctx context.Context) error { return nil }
+func (m *Manager) Drain(ctx context.Context) error {
+	m.draining.Store(true)
+	m.table.each(func(c *cell) {
+		at := m.instant()
+		c.mu.Lock()
+		c.stop()
+		m.after(c, at)
+		c.mu.Unlock()
+	})
+	for {
+		left := m.table.count.Load()
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-m.dropped:
+		case <-ctx.Done():
+			return fmt.Errorf("budget: %d accounts were not ended, what they hold stays outstanding: %w", left, context.Cause(ctx))
+		}
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
