@@ -43,6 +43,7 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto \
 		proxy/journal/journalpb/journal.proto
+	cp "$$($(GO) env GOROOT)/lib/time/zoneinfo.zip" cluster/ledger/zoneinfo.zip
 
 SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then SEEDS of the simulation; nothing may be left behind, or lost

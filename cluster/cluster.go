@@ -51,6 +51,9 @@ type Config struct {
 	Changed func(*ledger.Facts)
 	// Stepped is called whenever this node has stepped to a new view; it must not block.
 	Stepped func(*ledger.View)
+	// Recalled is called, as Changed, where somebody was granted less of a budget than needed while others held
+	// some of it.
+	Recalled func(ledger.BudgetKey)
 	// LastUsed gives when this node saw keys used last, in Unix seconds.
 	LastUsed func() map[string]int64
 	// Owing gives the incarnations of members that have owed this node an answer for so long that
@@ -306,7 +309,7 @@ func (c *Cluster) openLedger(lis net.Listener) error {
 	})}
 	lc := ledger.Config{
 		Dir: c.cfg.DataDir, ServerID: raft.ServerID(c.serverID), Address: raft.ServerAddress(raftOf(c.address)), Transport: c.raftTr,
-		Peer: forwarder{c.peers}, Servers: c.servers, Stats: c.stats, WallOff: c.WallOff, Changed: c.changed, Logger: c.log, Registerer: c.cfg.Registerer,
+		Peer: forwarder{c.peers}, Servers: c.servers, Stats: c.stats, WallOff: c.WallOff, Changed: c.changed, Recalled: c.cfg.Recalled, Logger: c.log, Registerer: c.cfg.Registerer,
 	}
 	if c.cfg.Seams.Ledger != nil {
 		c.cfg.Seams.Ledger(&lc)

@@ -77,9 +77,13 @@ func model(m *ledger.Model) *proxy.Model {
 	pm := &proxy.Model{
 		Name: m.Name, Upstream: m.Upstream, Backends: m.Backends, Context: m.Context, DefaultOutput: m.DefaultOutput,
 		ImageTokens: m.ImageTokens, AudioTokens: m.AudioTokens, BytesPerToken: int64(m.BytesPerToken) / 1000, Fallback: m.Fallback,
+		Free: m.Free(),
 		Cost: func(u openai.Usage, images, audioSeconds int64) int64 {
-			return int64(m.Cost(ledger.Usage{Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, Output: u.Output, Images: images, AudioSeconds: audioSeconds}))
+			return int64(m.Cost(ledger.Usage{Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, CacheWrite1h: u.CacheWrite1h, Output: u.Output, Images: images, AudioSeconds: audioSeconds}))
 		},
+	}
+	pm.UpperBound = func(input, output, images, audioSeconds int64) int64 {
+		return int64(m.UpperBound(input, output, images, audioSeconds))
 	}
 	if pm.Upstream == "" {
 		pm.Upstream = m.Name
@@ -110,7 +114,22 @@ func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 			Spread: l.Spread, Unavailable: mode, Private: l.Private,
 		})
 	}
+	for i := range lc.Budgets {
+		pc.Budgets = append(pc.Budgets, proxyBudget(&lc.Budgets[i]))
+	}
 	return pc
+}
+
+func proxyBudget(b *ledger.ResolvedBudget) proxy.Budget {
+	scope, _ := proxy.ParseScope(b.Scope) // validated
+	pb := proxy.Budget{
+		Name: b.Name, Bucket: b.Bucket, Scope: scope, Strict: b.Strict, Amount: b.Terms.Amount, Emergency: int64(b.EmergencyPerNode),
+		Terms: budgetTerms(&b.Terms), Window: b.Terms.Window, Period: b.Calendar.At,
+	}
+	if len(b.Terms.Alerts) > 0 {
+		pb.Alert = b.Terms.Alerts[0]
+	}
+	return pb
 }
 
 // models a key is held to, by their own names where it names aliases; nil for all.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -54,6 +55,11 @@ type Config struct {
 	MaxBuckets    int              `yaml:"max_buckets"`
 	DecisionLog   string           `yaml:"decision_log"` // file; "": none
 	Prefilter     PrefilterConfig  `yaml:"prefilter"`
+
+	BudgetStatus   int      `yaml:"budget_status"`   // what an exhausted budget answers: 429, or 402 for clients that retry every 429
+	UsageRetention Duration `yaml:"usage_retention"` // of the usage log
+	UsageMaxBytes  int64    `yaml:"usage_max_bytes"` // of the usage log; the oldest files go first
+	UsageSync      bool     `yaml:"usage_sync"`      // no request goes on before its reservation is on the disk
 
 	DrainTimeout Duration `yaml:"drain_timeout"` // how long streams may go on after a stop
 	LogLevel     string   `yaml:"log_level"`     // debug | info | warn | error
@@ -141,6 +147,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("drain-timeout: %s is below 0", time.Duration(c.DrainTimeout))
 	case c.DataDir == "":
 		return errors.New("data-dir is empty; name a folder that the node may write")
+	case c.BudgetStatus != 0 && c.BudgetStatus != http.StatusTooManyRequests && c.BudgetStatus != http.StatusPaymentRequired:
+		return fmt.Errorf("budget-status %d is neither 429 nor 402", c.BudgetStatus)
+	case c.UsageRetention < 0 || c.UsageMaxBytes < 0:
+		return errors.New("usage-retention or usage-max-bytes is below 0; leave it out for the default")
 	case c.Upstream != "" && !c.Dev:
 		return errors.New("upstream goes with dev only; without it backends stand in the policy")
 	case c.Upstream != "" && c.Policy != "":

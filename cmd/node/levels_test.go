@@ -158,14 +158,13 @@ func TestLostLevelsStartEmpty(t *testing.T) {
 // unjoined is a node without a cluster.
 func unjoined(t *testing.T, dir string, log io.Writer) *Node {
 	t.Helper()
-	n := &Node{cfg: Defaults(), log: slog.New(slog.NewTextHandler(log, nil)), registry: prometheus.NewRegistry(), self: 1, time: cluster.NewClock()}
+	n := &Node{cfg: Defaults(), log: slog.New(slog.NewTextHandler(log, nil)), registry: prometheus.NewRegistry(), self: cluster.NewIncarnation(), time: cluster.NewClock()}
 	n.cfg.DataDir, n.cfg.NodeID = dir, "n1"
 	if err := n.build(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		n.pool.Close()
-		if err := n.content.Close(context.Background()); err != nil {
+		if err := n.discard(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -196,9 +195,11 @@ func TestUnusableLevels(t *testing.T) {
 		t.Fatal(err)
 	}
 	var stuck strings.Builder
-	if unjoined(t, dir, &stuck).loadLevels(); !strings.Contains(stuck.String(), "can't be taken away") {
-		t.Errorf("levels that stay: %s", stuck.String())
-	}
+	t.Run("they stay", func(t *testing.T) {
+		if unjoined(t, dir, &stuck).loadLevels(); !strings.Contains(stuck.String(), "can't be taken away") {
+			t.Errorf("levels that stay: %s", stuck.String())
+		}
+	})
 	if err := os.RemoveAll(path + usedSuffix); err != nil {
 		t.Fatal(err)
 	}
@@ -206,18 +207,20 @@ func TestUnusableLevels(t *testing.T) {
 		"nothing": "", "no JSON": "levels\n", "no end": "{}", "no levels": "{}\n", "a long first line": strings.Repeat("x", 10_000) + "\n",
 		"another version": "{}\nheadgate levels 9\n.............",
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		var log strings.Builder
-		n := unjoined(t, dir, &log)
-		if n.loadLevels(); !strings.Contains(log.String(), "can't be used") || n.limits.Len() != 0 {
-			t.Errorf("%s: log %s", name, log.String())
-		}
-		moved, err := os.ReadFile(path + usedSuffix)
-		if _, gone := os.Stat(path); err != nil || string(moved) != text || !errors.Is(gone, fs.ErrNotExist) {
-			t.Errorf("%s: moved %q: %v, %v", name, moved, err, gone)
-		}
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var log strings.Builder
+			n := unjoined(t, dir, &log)
+			if n.loadLevels(); !strings.Contains(log.String(), "can't be used") || n.limits.Len() != 0 {
+				t.Errorf("%s: log %s", name, log.String())
+			}
+			moved, err := os.ReadFile(path + usedSuffix)
+			if _, gone := os.Stat(path); err != nil || string(moved) != text || !errors.Is(gone, fs.ErrNotExist) {
+				t.Errorf("%s: moved %q: %v, %v", name, moved, err, gone)
+			}
+		})
 	}
 
 	full := errors.New("no space left")

@@ -38,6 +38,7 @@ import (
 	"headgate/proxy/admin"
 	"headgate/proxy/contentlog"
 	"headgate/proxy/edge"
+	"headgate/proxy/journal"
 	"headgate/proxy/upstream"
 )
 
@@ -46,6 +47,7 @@ const (
 	sweepBudget = 1 << 17          // buckets looked at in one sweep
 	cutGrace    = 2 * time.Second  // after the drain, for the errors that end what is left
 	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
+	moneyGrace  = 2 * time.Second  // after that, to tell the ledger what was spent
 	giveGrace   = time.Second      // after that, to return leases
 	leaveGrace  = 10 * time.Second // in all, to leave the cluster, to hand over and to write what is kept
 )
@@ -64,6 +66,7 @@ type Node struct {
 	compiler  compiler
 	content   *contentlog.Log
 	decisions *decisionLog // nil: none
+	money     *money
 	devKey    string
 
 	front, admin       *http.Server
@@ -150,10 +153,14 @@ func (n *Node) discard(ctx context.Context) error {
 	if n.pool != nil {
 		n.pool.Close()
 	}
-	if n.content != nil {
-		return n.content.Close(context.WithoutCancel(ctx))
+	var err error
+	if n.money != nil {
+		err = n.money.journal.Close(context.WithoutCancel(ctx))
 	}
-	return nil
+	if n.content != nil {
+		err = errors.Join(err, n.content.Close(context.WithoutCancel(ctx)))
+	}
+	return err
 }
 
 // newLimits makes the leases. They are asked for nothing before the node has joined.
@@ -217,7 +224,7 @@ func (n *Node) join(ctx context.Context) error {
 	cc := cluster.Config{
 		Name: n.cfg.NodeID, Incarnation: n.self, ClusterName: n.cfg.ClusterName, Version: n.cfg.Version, DataDir: n.cfg.DataDir,
 		Listen: n.cfg.ClusterListen, Advertise: n.cfg.ClusterAdvertise, Seeds: n.cfg.Join, BootstrapExpect: expect, TLS: n.tls,
-		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Services: n.limits.Register, Owing: n.limits.Owing, Logger: n.log, Registerer: n.registry,
+		Changed: n.factsChanged, Stepped: n.stepped, LastUsed: n.compiler.allUsed, Recalled: n.recalled, Services: n.services, Owing: n.limits.Owing, Logger: n.log, Registerer: n.registry,
 	}
 	c, err := cluster.Open(ctx, cc)
 	if err != nil {
@@ -226,6 +233,12 @@ func (n *Node) join(ctx context.Context) error {
 	n.cluster, n.truth = c, c.Ledger()
 	n.joined.Store(c)
 	return nil
+}
+
+// services are what this node does for others.
+func (n *Node) services(s *grpc.Server) {
+	n.limits.Register(s)
+	journal.Register(s, n.money.journal)
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -283,8 +296,11 @@ func (n *Node) build() error {
 		}
 		limits = n.decisions
 	}
+	if err := n.openMoney(); err != nil {
+		return err
+	}
 	n.proxy, err = proxy.New(proxy.Config{
-		NodeID: n.cfg.NodeID, Limits: limits, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
@@ -370,6 +386,8 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { n.sweep(work); return nil })
 	start(func() error { return n.cluster.Run(work) })
 	start(func() error { n.limits.Run(work); return nil })
+	start(func() error { n.money.budgets.Run(work); return nil })
+	start(func() error { n.money.settlePast(work); return nil })
 	start(func() error { n.follow(work); return nil })
 	start(func() error { n.seed(work); return nil })
 	start(func() error { n.report(work); return nil })
@@ -402,8 +420,16 @@ func (n *Node) drain() error {
 	err = errors.Join(err, n.proxy.Wait(settle))
 	leave, cancel := context.WithTimeout(context.Background(), leaveGrace)
 	defer cancel()
+	n.endMoney(leave)
 	err = errors.Join(err, n.decisions.close(), n.leave(leave)) // also if some did not settle: what they reserved is spent then
-	return errors.Join(err, n.cluster.Close(leave), n.content.Close(leave), n.end(leave, n.admin))
+	return errors.Join(err, n.cluster.Close(leave), n.money.journal.Close(leave), n.content.Close(leave), n.end(leave, n.admin))
+}
+
+// endMoney gives back what this node has of budgets.
+func (n *Node) endMoney(ctx context.Context) {
+	give, cancel := context.WithTimeout(ctx, moneyGrace)
+	defer cancel()
+	n.money.end(give)
 }
 
 // leave gives back what this node holds and hands over what it owns; what nobody takes is saved.

@@ -65,14 +65,13 @@ func TestRampStepsComeAtTheirTime(t *testing.T) {
 			cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), truth: &truth,
 			changed: make(chan struct{}, 1), inForce: make(chan struct{}), self: 1, time: cluster.NewClock(), devKey: "ramp-test-key-0123",
 		}
-		n.cfg.Dev, n.cfg.DataDir = true, dir
+		n.cfg.Dev, n.cfg.DataDir, n.cfg.NodeID = true, dir, "n"
 		n.now.share = &ledger.Share{Of: 1}
 		if err := n.build(); err != nil {
 			t.Fatal(err)
 		}
-		defer n.pool.Close()
 		defer func() {
-			if err := n.content.Close(context.Background()); err != nil {
+			if err := n.discard(context.Background()); err != nil {
 				t.Error(err)
 			}
 		}()

@@ -42,14 +42,13 @@ func unclustered(t *testing.T, facts *ledger.Facts) (n *Node, truth *overtaken) 
 		cfg: Defaults(), log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry(), truth: truth,
 		changed: make(chan struct{}, 1), inForce: make(chan struct{}), self: 1, time: cluster.NewClock(), devKey: "node-test-key-0123",
 	}
-	n.cfg.Dev, n.cfg.DataDir = true, t.TempDir()
+	n.cfg.Dev, n.cfg.DataDir, n.cfg.NodeID = true, t.TempDir(), "n1"
 	n.now.share = &ledger.Share{Of: 1}
 	if err := n.build(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		n.pool.Close()
-		if err := n.content.Close(context.Background()); err != nil {
+		if err := n.discard(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -1,0 +1,419 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"headgate/cluster/ledger"
+	"headgate/lease/budget"
+	"headgate/limiter"
+	"headgate/proxy"
+	"headgate/proxy/journal"
+)
+
+// money joins the budgets, which this node spends out of blocks of the ledger's, and the journal, in which
+// every request stands before a backend sees it. It is the proxy's Money.
+//
+// What the ledger hears of a budget and what the journal holds agree at every instant but for requests that are
+// open: so a process that died is made good for by its successor, out of its journal (settlePast).
+type money struct {
+	n       *Node
+	budgets *budget.Manager
+	journal *journal.Log
+	held    sync.Pool // of *held
+}
+
+// held is what a Bill holds from Reserve to Settle.
+type held struct {
+	charges [budget.MaxCharges]budget.Charge
+	taken   [budget.MaxCharges]budget.Taken
+	parts   [budget.MaxCharges]journal.Part
+}
+
+// usageDir is the folder of the journal inside the data folder.
+const usageDir = "usage"
+
+func (n *Node) openMoney() error {
+	m := &money{n: n, held: sync.Pool{New: func() any { return new(held) }}}
+	var err error
+	m.budgets, err = budget.New(budget.Config{
+		Holder: n.self, Draw: m.draw, Clock: m.clock, Override: n.spendsEmergency, Logger: n.log, Registerer: n.registry,
+	})
+	if err != nil {
+		return err
+	}
+	m.journal, err = journal.Open(journal.Config{
+		Dir: filepath.Join(n.cfg.DataDir, usageDir), Node: n.cfg.NodeID, Incarnation: n.self, BootID: bootID(), SyncEach: n.cfg.UsageSync,
+		Retention: time.Duration(n.cfg.UsageRetention), MaxBytes: n.cfg.UsageMaxBytes, Now: n.wall, Logger: n.log, Registerer: n.registry,
+	})
+	if err != nil {
+		return fmt.Errorf("open the usage log: %w", err)
+	}
+	n.money = m
+	return nil
+}
+
+// bootID tells a restart of the machine from one of the process: a machine that went down may have lost what was
+// written and not synced. "": not known here.
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
+
+// wall is this node's wall clock, set right by what the leader says of it: a usage log is read beside others'.
+func (n *Node) wall() time.Time {
+	now := time.Now()
+	if c := n.joined.Load(); c != nil {
+		if off, known := c.WallOff(); known {
+			return now.Add(-off)
+		}
+	}
+	return now
+}
+
+func (m *money) clock() (mono, wall int64) {
+	mono, _ = m.n.time.Read()
+	return mono, m.n.wall().UnixNano()
+}
+
+// spendsEmergency says whether the operator told this node to go on without the ledger.
+func (n *Node) spendsEmergency() bool {
+	mode, _, ok := n.proxy.Override()
+	return ok && mode != proxy.Deny
+}
+
+// Reserve see proxy.Money.
+func (m *money) Reserve(ctx context.Context, b *proxy.Bill) error {
+	if len(b.Charges) == 0 {
+		// Nobody's money hangs on it: the request goes on where the disk does not take it.
+		_ = m.record(b, nil)
+		return nil
+	}
+	h := m.held.Get().(*held)
+	if err := m.take(ctx, b, h); err != nil {
+		m.held.Put(h)
+		return err
+	}
+	if err := m.record(b, h); err != nil {
+		m.budgets.Settle(h.taken[:len(b.Charges)], 0)
+		m.held.Put(h)
+		return &proxy.Broke{Index: -1, Kind: proxy.Unavailable, RetryAfter: time.Second, Err: err}
+	}
+	b.Held = h
+	return nil
+}
+
+// take takes from the budgets, for the periods that the ledger's clock is in. That clock may prove to be
+// another than was thought, once.
+func (m *money) take(ctx context.Context, b *proxy.Bill, h *held) error {
+	n := len(b.Charges)
+	for again := false; ; again = true {
+		m.charge(b, h, m.budgets.Now())
+		err := m.budgets.Take(ctx, h.charges[:n], h.taken[:n])
+		if err == nil {
+			stand(b, h)
+			return nil
+		}
+		refused, ok := errors.AsType[*budget.Refused](err)
+		if ok && refused.Kind == budget.OutOfPeriod && !again {
+			continue
+		}
+		if ok {
+			return broke(b, refused)
+		}
+		return err
+	}
+}
+
+// charge says what is taken from which account, as of now by the ledger's clock.
+func (m *money) charge(b *proxy.Bill, h *held, now int64) {
+	for i := range b.Charges {
+		c := &b.Charges[i]
+		c.Start, c.End = c.Budget.Period(time.Unix(0, now))
+		h.charges[i] = budget.Charge{
+			Key: budget.Key{Key: c.Key, Start: c.Start, End: c.End}, Terms: c.Budget.Terms.(*budget.Terms),
+			Cost: c.Cost, Least: c.Least, Emergency: c.Budget.Emergency,
+		}
+	}
+}
+
+// stand tells the bill how its budgets stand.
+func stand(b *proxy.Bill, h *held) {
+	for i := range b.Charges {
+		c, t := &b.Charges[i], &h.taken[i]
+		c.Granted, c.Spent, c.Amount, c.Left = t.Granted, t.Used, t.Amount, max(0, t.Left)
+	}
+}
+
+// broke words a refusal for the proxy.
+func broke(b *proxy.Bill, r *budget.Refused) error {
+	out := &proxy.Broke{Index: r.Index, RetryAfter: r.RetryAfter, Err: r}
+	switch r.Kind {
+	case budget.Exhausted:
+		out.Kind = proxy.Exhausted
+	case budget.InFlight:
+		out.Kind = proxy.InFlight
+	default:
+		out.Kind = proxy.Unavailable
+	}
+	if r.Index >= 0 && r.Index < len(b.Charges) {
+		c := &b.Charges[r.Index]
+		c.Spent, c.Amount, c.Left = r.Used, r.Amount, max(0, r.Left)
+	}
+	return out
+}
+
+// record writes the reservation into the journal, where it counts in full until it is settled.
+func (m *money) record(b *proxy.Bill, h *held) error {
+	r := journal.Reservation{
+		Time: m.n.wall(), RequestID: b.RequestID, Tenant: b.Tenant, Key: b.Key, User: b.User, Model: b.Model,
+		InputTokens: b.InputTokens, OutputTokens: b.OutputTokens, Cost: b.Reserved,
+	}
+	if h != nil {
+		for i := range b.Charges {
+			c := &b.Charges[i]
+			counts := c.Most
+			if c.Budget.Strict {
+				counts = c.Granted
+			}
+			h.parts[i] = journal.Part{Account: journalAccount(c), Amount: counts}
+		}
+		r.Parts = h.parts[:len(b.Charges)]
+	}
+	err := m.journal.Reserve(&r)
+	b.ID = r.ID
+	return err
+}
+
+func journalAccount(c *proxy.BudgetCharge) journal.Account {
+	return journal.Account{Tenant: c.Key.Tenant, Budget: c.Key.Limit, Subject: c.Key.Subject, Start: c.Start, End: c.End}
+}
+
+// Settle see proxy.Money. The journal comes first: what the ledger has been told of stands in it.
+func (m *money) Settle(b *proxy.Bill) {
+	h, _ := b.Held.(*held)
+	actual := b.Cost
+	if b.Cancelled {
+		actual = 0
+	}
+	u := journal.Usage{
+		ID: b.ID, Time: m.n.wall(), RequestID: b.RequestID, Tenant: b.Tenant, Key: b.Key, User: b.User,
+		Surface: b.Surface, Model: b.Model, Asked: b.Asked, Backend: b.Backend, Input: b.Usage.Input, CachedInput: b.Usage.CachedInput,
+		Output: b.Usage.Output, CacheWrite: b.Usage.CacheWrite, CacheWrite1h: b.Usage.CacheWrite1h, Images: b.Images, AudioSeconds: b.Usage.AudioSeconds,
+		Cost: actual, Reserved: b.Reserved, Tier: b.Tier, Latency: b.Latency, TTFT: b.TTFT, Status: b.Status, Outcome: b.Outcome,
+		Stream: b.Stream, Estimated: !b.Usage.Known,
+	}
+	u.Started = u.Time.Add(-b.Latency)
+	if b.Cancelled {
+		u.Outcome = journal.Cancelled
+	}
+	if h != nil {
+		for i := range b.Charges {
+			h.parts[i] = journal.Part{Account: journalAccount(&b.Charges[i]), Amount: actual}
+		}
+		u.Parts = h.parts[:len(b.Charges)]
+	}
+	if err := m.journal.Settle(&u); err != nil {
+		m.n.log.Error("a request's usage could not be recorded", "request_id", b.RequestID, "cost_nano_usd", actual, "error", err)
+	}
+	if h == nil {
+		return
+	}
+	m.budgets.Settle(h.taken[:len(b.Charges)], actual)
+	stand(b, h)
+	b.Held = nil
+	m.held.Put(h)
+}
+
+// Peek see proxy.Money.
+func (m *money) Peek(_ context.Context, b *proxy.Bill) error {
+	if len(b.Charges) == 0 {
+		return nil
+	}
+	var h held
+	m.charge(b, &h, m.budgets.Now())
+	err := m.budgets.Peek(h.charges[:len(b.Charges)], h.taken[:len(b.Charges)])
+	if refused, ok := errors.AsType[*budget.Refused](err); ok {
+		return broke(b, refused)
+	}
+	stand(b, &h)
+	return err
+}
+
+// draw asks the ledger for a block.
+func (m *money) draw(ctx context.Context, d budget.Draw) (budget.Drawn, error) {
+	r, err := m.n.cluster.Ledger().DrawBudget(ctx, ledger.BudgetDraw{
+		Key: ledger.BudgetKey(d.Key), Terms: ledgerTerms(d.Terms), Holder: d.Holder, N: d.N, Spent: d.Spent, Holding: d.Holding,
+		Want: d.Want, Need: d.Need, Least: d.Least, Final: d.Final,
+	})
+	out := budget.Drawn{
+		N: r.N, Granted: r.Granted, Spent: r.Spent, Amount: r.Amount, Others: r.Others, Free: r.Free, Now: r.Time.UnixNano(), Closed: r.Closed,
+	}
+	return out, drawError(err)
+}
+
+// drawError says in the budgets' words what came of a draw.
+func drawError(err error) error {
+	if stale, ok := errors.AsType[*ledger.StaleBlock](err); ok {
+		return &budget.StaleError{N: stale.N, Spent: stale.Spent}
+	}
+	if period, ok := errors.AsType[*ledger.PeriodError](err); ok {
+		return &budget.PeriodError{Now: period.Now.UnixNano()}
+	}
+	_, refused := errors.AsType[*ledger.Refusal](err)
+	switch {
+	case errors.Is(err, ledger.ErrNoBudget):
+		return budget.ErrNoAccount
+	case refused, errors.Is(err, ledger.ErrNotMember), errors.Is(err, ledger.ErrBudgetFull):
+		return fmt.Errorf("%w: %w", budget.ErrNotDone, err)
+	}
+	return err
+}
+
+func ledgerTerms(t *budget.Terms) ledger.BudgetTerms {
+	return ledger.BudgetTerms{
+		Amount: t.Amount, Revision: t.Revision, Window: t.Window, Slot: t.Slot, Alerts: t.Alerts, Name: t.Name,
+		Spike: ledger.Spike{Factor: ledger.Factor(t.SpikeFactor), Floor: ledger.NanoUSD(t.SpikeFloor), Kill: t.SpikeKill},
+	}
+}
+
+func budgetTerms(t *ledger.BudgetTerms) *budget.Terms {
+	return &budget.Terms{
+		Amount: t.Amount, Revision: t.Revision, Window: t.Window, Slot: t.Slot, Alerts: t.Alerts, Name: t.Name,
+		SpikeFactor: int64(t.Spike.Factor), SpikeFloor: int64(t.Spike.Floor), SpikeKill: t.Spike.Kill,
+	}
+}
+
+// recalled is told by the ledger, in its own goroutine, that somebody wants what others have outstanding.
+func (n *Node) recalled(k ledger.BudgetKey) {
+	if n.money != nil {
+		n.money.budgets.Recall(budget.Key(k))
+	}
+}
+
+// settleAgain is how often it is tried anew to tell the ledger of processes of before.
+const settleAgain = time.Second
+
+// settlePast tells the ledger what this node's earlier processes had spent when they died, and so gives back what
+// they had outstanding.
+func (m *money) settlePast(ctx context.Context) {
+	past := m.journal.Unclosed()
+	if len(past) == 0 {
+		return
+	}
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for said := ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		err := m.settleAll(ctx, past)
+		if err == nil {
+			return
+		}
+		if ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
+			m.n.log.Info("what earlier processes of this node have spent waits for the ledger", "error", err)
+		}
+		t.Reset(settleAgain)
+	}
+}
+
+// settleAll settles for processes of before. None of them is in the view any more once this one is: so none can be
+// granted anything behind its back.
+func (m *money) settleAll(ctx context.Context, past []journal.Past) error {
+	l := m.n.cluster.Ledger()
+	if v := m.n.truth.Facts().View; v == nil || !member(v, m.n.self) {
+		return errors.New("this node is in no view yet")
+	}
+	if err := l.Barrier(ctx); err != nil {
+		return err
+	}
+	for i := range past {
+		if err := m.settleOne(ctx, &past[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func member(v *ledger.View, incarnation uint64) bool {
+	for i := range v.Members {
+		if v.Members[i].Incarnation == incarnation {
+			return true
+		}
+	}
+	return false
+}
+
+// lastDraw is the number of what is said for a process of before: above all that it can have sent.
+const lastDraw = 1 << 63
+
+// settleOne says the last word on one process: for what it has spent, and for what it only held.
+func (m *money) settleOne(ctx context.Context, p *journal.Past) error {
+	spent := map[ledger.BudgetKey]int64{}
+	for i := range p.Accounts {
+		a := &p.Accounts[i]
+		spent[budgetKey(&a.Account)] = a.Settled + a.Open
+	}
+	for _, a := range m.n.cluster.Ledger().Budgets(func(a *ledger.BudgetAccount) bool { return holds(a, p.Incarnation) }, ledger.MaxBudgets) {
+		spent[a.Key] += 0
+	}
+	var lost int64
+	for key, total := range spent {
+		r, err := m.n.cluster.Ledger().DrawBudget(ctx, ledger.BudgetDraw{
+			Key: key, Holder: p.Incarnation, N: lastDraw, Spent: total, Final: true, Lost: p.Damaged != "",
+		})
+		if errors.Is(err, ledger.ErrNoBudget) {
+			continue // forgotten: its period is long over
+		}
+		if err != nil {
+			return err
+		}
+		if r.Lost > 0 {
+			a := journal.Account{Tenant: key.Tenant, Budget: key.Limit, Subject: key.Subject, Start: key.Start, End: key.End}
+			if err := m.journal.Lost(p.Incarnation, a, r.Lost); err != nil {
+				return err
+			}
+			lost += r.Lost
+		}
+	}
+	m.n.log.Info("settled for an earlier process of this node", "incarnation", fmt.Sprintf("%016x", p.Incarnation), "accounts", len(spent), "damaged", p.Damaged, "counted_as_lost_nano_usd", lost)
+	return m.journal.Closed(p.Incarnation)
+}
+
+func budgetKey(a *journal.Account) ledger.BudgetKey {
+	return ledger.BudgetKey{Key: limiter.Key{Tenant: a.Tenant, Limit: a.Budget, Subject: a.Subject}, Start: a.Start, End: a.End}
+}
+
+func holds(a *ledger.BudgetAccount, holder uint64) bool {
+	for i := range a.Holders {
+		if a.Holders[i].Holder == holder {
+			return !a.Holders[i].Closed
+		}
+	}
+	return false
+}
+
+// end says the last word on what this process has spent, so that nothing stays outstanding. Where that fails, the
+// next process says it.
+func (m *money) end(ctx context.Context) {
+	err := m.budgets.Drain(ctx)
+	if err == nil {
+		err = m.journal.Closed(m.n.self)
+	}
+	if err != nil {
+		m.n.log.Warn("not all that was spent could be told to the ledger: the next start of this node does it, until when what was lent to it counts as outstanding", "error", err)
+	}
+}
