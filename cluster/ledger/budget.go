@@ -49,7 +49,6 @@ type account struct {
 	born    int64
 	slots   []slot // of a rolling budget: what Spent is the sum of
 	minutes []slot // of the last hour, where spikes are looked for
-	sum     [32]byte
 }
 
 // slot is what was spent in one slot of time, in the order of time; none is 0.
@@ -239,7 +238,7 @@ func (s *State) forgetBudgets(now int64, most int, full bool) (changed bool) {
 			s.budgets.queue.MoveToBack(e)
 			continue
 		}
-		s.hash.remove(a.sum)
+		s.rehash(a, nil)
 		s.budgets.remove(e)
 		delete(s.tell, a.Key)
 		changed = true
@@ -261,17 +260,49 @@ func (a *account) over(now int64, full bool, member func(uint64) bool) bool {
 // putBudget puts an account in the place of its past, and looks at what it spent.
 func (s *State) putBudget(old, next *account, known bool) {
 	s.watch(next)
-	next.sum = s.enc.budget(next)
 	if known {
-		s.hash.remove(old.sum)
+		s.rehash(old, next)
 		s.budgets.put(next)
 	} else {
+		s.rehash(nil, next)
 		s.budgets.add(next)
 	}
-	s.hash.add(next.sum)
 	delete(s.tell, next.Key)
 	if next.untold() {
 		s.tell[next.Key] = struct{}{}
+	}
+}
+
+// rehash takes the hash from one state of an account to the next; nil is none. Holders are entries of
+// their own, so that a draw need not hash all of them.
+func (s *State) rehash(old, next *account) {
+	none := new(account)
+	if old == nil {
+		old = none
+	} else {
+		s.hash.remove(s.enc.budget(old))
+	}
+	if next == nil {
+		next = none
+	} else {
+		s.hash.add(s.enc.budget(next))
+	}
+	before, after := old.Holders, next.Holders
+	for len(before) > 0 || len(after) > 0 {
+		switch {
+		case len(after) == 0 || len(before) > 0 && before[0].Holder < after[0].Holder:
+			s.hash.remove(s.enc.holder(&old.Key, &before[0]))
+			before = before[1:]
+		case len(before) == 0 || after[0].Holder < before[0].Holder:
+			s.hash.add(s.enc.holder(&next.Key, &after[0]))
+			after = after[1:]
+		default:
+			if before[0] != after[0] {
+				s.hash.remove(s.enc.holder(&old.Key, &before[0]))
+				s.hash.add(s.enc.holder(&next.Key, &after[0]))
+			}
+			before, after = before[1:], after[1:]
+		}
 	}
 }
 

@@ -96,17 +96,15 @@ func slotsOf(m []*ledgerpb.BudgetSlot, most int) ([]slot, error) {
 	return out, nil
 }
 
+// budget is an account without its holders.
 func (c *canon) budget(a *account) [32]byte {
 	c.entry("budget")
-	c.str(a.Key.Tenant)
-	c.str(a.Key.Limit)
-	c.str(a.Key.Subject)
+	c.budgetKey(&a.Key)
 	c.str(a.Terms.Name)
 	c.bit(a.Terms.Spike.Kill)
 	for _, n := range [...]int64{
-		a.Key.Start, a.Key.End, a.Terms.Amount, int64(a.Terms.Revision), int64(a.Terms.Window), int64(a.Terms.Slot),
-		int64(a.Terms.Spike.Factor), int64(a.Terms.Spike.Floor), a.born, a.nano(), a.Spent,
-		int64(a.Crossed), int64(a.Notified), nanoOrZero(a.Spiked), nanoOrZero(a.SpikeTold),
+		a.Terms.Amount, int64(a.Terms.Revision), int64(a.Terms.Window), int64(a.Terms.Slot), int64(a.Terms.Spike.Factor), int64(a.Terms.Spike.Floor),
+		a.born, a.nano(), a.Spent, int64(a.Crossed), int64(a.Notified), nanoOrZero(a.Spiked), nanoOrZero(a.SpikeTold),
 	} {
 		c.num(uint64(n))
 	}
@@ -121,17 +119,27 @@ func (c *canon) budget(a *account) [32]byte {
 			c.num(uint64(s.amount))
 		}
 	}
-	c.num(uint64(len(a.Holders)))
-	for i := range a.Holders {
-		h := &a.Holders[i]
-		c.bit(h.Closed)
-		c.bit(h.last.closed)
-		for _, n := range [...]int64{
-			int64(h.Holder), int64(h.N), h.Spent, h.Outstanding, nanoOrZero(h.Time),
-			h.last.granted, h.last.spent, h.last.amount, h.last.others, h.last.free, h.last.nano, h.last.lost,
-		} {
-			c.num(uint64(n))
-		}
+	return c.sum()
+}
+
+func (c *canon) holder(k *BudgetKey, h *BudgetHolder) [32]byte {
+	c.entry("holder")
+	c.budgetKey(k)
+	c.bit(h.Closed)
+	c.bit(h.last.closed)
+	for _, n := range [...]int64{
+		int64(h.Holder), int64(h.N), h.Spent, h.Outstanding, nanoOrZero(h.Time),
+		h.last.granted, h.last.spent, h.last.amount, h.last.others, h.last.free, h.last.nano, h.last.lost,
+	} {
+		c.num(uint64(n))
 	}
 	return c.sum()
+}
+
+func (c *canon) budgetKey(k *BudgetKey) {
+	c.str(k.Tenant)
+	c.str(k.Limit)
+	c.str(k.Subject)
+	c.num(uint64(k.Start))
+	c.num(uint64(k.End))
 }

@@ -389,8 +389,7 @@ func (sr *snapshotReader) takeBudget(m *ledgerpb.BudgetAccount) error {
 	if _, ok := s.budgets.find(a.Key); ok || !s.budgets.room(a.size()) {
 		return sr.damaged("is an account twice, or one too many")
 	}
-	a.sum = s.enc.budget(a)
-	s.hash.add(a.sum)
+	s.rehash(nil, a)
 	s.budgets.add(a)
 	if a.untold() {
 		s.tell[a.Key] = struct{}{}
