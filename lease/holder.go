@@ -68,6 +68,7 @@ type Holder struct {
 	buckets  []*purse // in no order that depends on their hashes, so that a seed repeats a run
 	hand     int      // of buckets, the one that a sweep looks at next
 	swept    int64    // when there was a sweep last
+	undoing  map[*purse]*undoing
 	draining bool
 }
 

@@ -321,12 +321,12 @@ func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent
 		return NotOwner, false
 	}
 	for k, i := range order {
-		if !h.hold(&cs[i], a.owner, &d.Charges[k], at) {
+		if !h.hold(&cs[i], a.owner, &d.Charges[k], at, sent) {
 			// Somebody here was faster with the slot: the owner may have another.
 			for _, j := range order[:k] {
-				h.giveDirect(&cs[j])
+				h.giveDirect(&cs[j], at.Now)
 			}
-			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:], at.Now)
+			h.refundRest(cs, order[k+1:], a.owner, d.Charges[k+1:], at.Now, sent)
 			return NotOwner, false
 		}
 	}
@@ -364,7 +364,7 @@ func (h *Holder) decidedOn(c *limiter.Charge) {
 }
 
 // hold holds a charge that the owner decided. False: it was a slot, and there is none any more.
-func (h *Holder) hold(c *limiter.Charge, owner uint64, d *ChargeDecision, at Instant) bool {
+func (h *Holder) hold(c *limiter.Charge, owner uint64, d *ChargeDecision, at Instant, sent int64) bool {
 	if !d.Admitted || d.Series == 0 {
 		return true
 	}
@@ -389,7 +389,7 @@ func (h *Holder) hold(c *limiter.Charge, owner uint64, d *ChargeDecision, at Ins
 	}
 	s := h.directSeries(c, owner, d.Series, at.Now)
 	s.open.Add(1)
-	c.Held, c.At = &direct{s}, d.At
+	c.Held, c.At = &direct{s, sent}, d.At
 	return true
 }
 
@@ -419,11 +419,11 @@ func (h *Holder) directSeries(c *limiter.Charge, owner, number uint64, now int64
 }
 
 // giveDirect gives back a charge that the owner decided, under the lock.
-func (h *Holder) giveDirect(c *limiter.Charge) {
+func (h *Holder) giveDirect(c *limiter.Charge, now int64) {
 	cost := min(max(c.Cost, 0), limiter.MaxUnits)
 	switch held := c.Held.(type) {
 	case *direct:
-		held.series.refunded.Add(cost)
+		held.series.refunded.Add(h.undone(now, held.asked, c.Limit, held.series.bucket, cost))
 		held.series.open.Add(-1)
 		h.enqueue(held.series)
 	case *tab:
@@ -438,11 +438,11 @@ func (h *Holder) giveDirect(c *limiter.Charge) {
 
 // refundRest gives back what the owner took for charges that are not held now. Slots among them lie in
 // their lease.
-func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds []ChargeDecision, now int64) {
+func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds []ChargeDecision, now, sent int64) {
 	for k, i := range order {
 		if d := &ds[k]; d.Admitted && d.Series != 0 && !d.Lent {
 			s := h.directSeries(&cs[i], owner, d.Series, now)
-			s.refunded.Add(min(max(cs[i].Cost, 0), limiter.MaxUnits))
+			s.refunded.Add(h.undone(now, sent, cs[i].Limit, s.bucket, min(max(cs[i].Cost, 0), limiter.MaxUnits)))
 			h.enqueue(s)
 		}
 	}

@@ -144,7 +144,10 @@ func tickOf(now int64) tick { return tick(now >> tickShift) }
 func (t tick) age(now int64) int64 { return int64(tickOf(now)-t+1) << tickShift }
 
 // direct is a reservation that the owner decided.
-type direct struct{ series *tab }
+type direct struct {
+	series *tab
+	asked  int64 // when, by Instant.Now
+}
 
 // next is the next older series of the bucket, or nil. The lock is held.
 func (s *tab) next() *tab {

@@ -219,7 +219,8 @@ func (h *Holder) Peek(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 	return refused, missing
 }
 
-// Cancel gives back what is held of the charges in which, as if it had never been taken.
+// Cancel gives back what is held of the charges in which, as if it had never been taken: less what their buckets may
+// have refilled meanwhile for nothing. It takes the lock.
 func (h *Holder) Cancel(cs []limiter.Charge, which uint32) {
 	at := h.cfg.Clock()
 	for ; which != 0; which &= which - 1 {
@@ -273,12 +274,12 @@ func afterwards(l *limiter.Limit, back int64, d *limiter.Decision) {
 // end settles one charge and returns its series; nil: it held nothing.
 func (h *Holder) end(at Instant, c *limiter.Charge, actual int64, cancel bool) *tab {
 	var s *tab
-	leased := false
+	leased, then := false, c.At
 	switch held := c.Held.(type) {
 	case *tab:
 		s, leased = held, true
 	case *direct:
-		s = held.series
+		s, then = held.series, held.asked
 	default:
 		return nil
 	}
@@ -293,14 +294,20 @@ func (h *Holder) end(at Instant, c *limiter.Charge, actual int64, cancel bool) *
 		}
 		return s
 	}
+	back := cost - actual
+	if cancel {
+		h.mu.Lock()
+		back = h.undone(at.Now, then, c.Limit, s.bucket, back)
+		h.mu.Unlock()
+	}
 	switch {
-	case actual > cost:
-		h.chargeMore(at, s, actual-cost)
-	case actual == cost:
+	case back < 0:
+		h.chargeMore(at, s, -back)
+	case back == 0:
 	case leased:
-		h.giveBack(at, c.At, s, cost-actual, cancel)
+		h.giveBack(at, c.At, s, back, cancel)
 	default:
-		s.refunded.Add(min(cost-actual, limiter.MaxUnits))
+		s.refunded.Add(min(back, limiter.MaxUnits))
 		h.note(s)
 	}
 	c.Held, c.At, c.Cost = nil, limiter.NotTaken, actual

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"headgate/lease/leasepb"
@@ -38,8 +38,19 @@ type Holding struct {
 	Outstanding, Lent, InHand, InUse int64
 }
 
+// SilentError names the nodes of which something was to be known, and was not.
+type SilentError struct {
+	Nodes []string // by name
+	Err   error    // why
+}
+
+// Error is for people.
+func (e *SilentError) Error() string { return strings.Join(e.Nodes, ", ") + " did not answer" }
+
+func (e *SilentError) Unwrap() error { return e.Err }
+
 // Levels lists a tenant's buckets by limit and subject, from all members' answers; of tenant "",
-// those that no tenant owns. Its error says who did not answer; the rest is good all the same.
+// those that no tenant owns. A SilentError says who did not answer; the rest is good all the same.
 func (m *Manager) Levels(ctx context.Context, tenant string) ([]Bucketful, error) {
 	m.mu.Lock()
 	view := m.view
@@ -63,13 +74,14 @@ func (m *Manager) Levels(ctx context.Context, tenant string) ([]Bucketful, error
 		<-done
 	}
 	all := &gathered{buckets: map[limiter.Key]*Bucketful{}}
-	var errs []error
+	var silent SilentError
 	for i, to := range view.Members {
 		if answers[i].err == nil {
 			answers[i].err = all.owned(to, answers[i].resp)
 		}
 		if answers[i].err != nil {
-			errs = append(errs, fmt.Errorf("lease: node %s did not tell its levels: %w", to.Name, answers[i].err))
+			silent.Nodes = append(silent.Nodes, to.Name)
+			silent.Err = errors.Join(silent.Err, answers[i].err)
 		}
 	}
 	for i, to := range view.Members {
@@ -77,7 +89,11 @@ func (m *Manager) Levels(ctx context.Context, tenant string) ([]Bucketful, error
 			all.held(to, answers[i].resp)
 		}
 	}
-	return all.list(), errors.Join(errs...)
+	if silent.Err != nil {
+		slices.Sort(silent.Nodes)
+		return all.list(), &silent
+	}
+	return all.list(), nil
 }
 
 func (m *Manager) levelsOf(ctx context.Context, to Member, tenant string) (*leasepb.LevelsResponse, error) {
