@@ -92,6 +92,20 @@ func (d *disk) cut(pick func(n int) int) *disk {
 	return next
 }
 
+// leave sets how much room there is.
+func (d *disk) leave(room int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.room = room
+}
+
+// state tells how much of a file is synced, and written.
+func (d *disk) state(name string) (synced, written int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.names[name].synced, len(d.names[name].data)
+}
+
 func (d *disk) change(op func(map[string]*inode)) {
 	op(d.names)
 	d.ops = append(d.ops, op)

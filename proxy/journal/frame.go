@@ -94,7 +94,7 @@ type scanner struct {
 }
 
 func newScanner(file io.ReaderAt, from origin, end int64) *scanner {
-	return &scanner{file: file, from: from, end: end, buf: make([]byte, 0, scanBuffer)}
+	return &scanner{file: file, from: from, end: end, buf: make([]byte, 0, min(scanBuffer, max(end, frameHead)))}
 }
 
 // next gives the next frame's payload, valid until the next call, and where it begins. It
@@ -171,7 +171,7 @@ func (s *scanner) seek() (bool, error) {
 // bytes gives n bytes at an offset, fewer where the file ends.
 func (s *scanner) bytes(at int64, n int) ([]byte, error) {
 	if have := s.base + int64(len(s.buf)); at < s.base || at+int64(n) > have {
-		want := min(int64(scanBuffer), max(s.end-at, int64(n)))
+		want := min(int64(cap(s.buf)), max(s.end-at, int64(n)))
 		got, err := s.file.ReadAt(s.buf[:want], at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, err

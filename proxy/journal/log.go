@@ -70,11 +70,13 @@ type Config struct {
 	FS        FS            // nil: the machine's
 	SyncEvery time.Duration // how long the disk may be behind; DefaultSyncEvery
 	// SyncEach lets Reserve wait for the disk; those that wait together share one sync.
-	SyncEach   bool
-	Segment    int64            // bytes; DefaultSegment
-	Retention  time.Duration    // segments that are older go; DefaultRetention
-	MaxBytes   int64            // the oldest segments go beyond it; DefaultMaxBytes
-	Now        func() time.Time // nil: time.Now
+	SyncEach  bool
+	Segment   int64            // bytes; DefaultSegment
+	Retention time.Duration    // segments that are older go; DefaultRetention
+	MaxBytes  int64            // the oldest segments go beyond it; DefaultMaxBytes
+	Now       func() time.Time // nil: time.Now
+	// Zone finds the time zone that another node's query groups by; nil: time.LoadLocation.
+	Zone       func(name string) (*time.Location, error)
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // may be nil
 }
@@ -104,6 +106,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Zone == nil {
+		c.Zone = time.LoadLocation
 	}
 	if c.FS == nil {
 		c.FS = osFS{}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -41,7 +42,7 @@ func (l *Log) read(ctx context.Context, q Query, fn func(u *Usage) error, beat f
 	l.mu.Lock()
 	current := l.current
 	current.dated = true
-	all := append(l.segments[:len(l.segments):len(l.segments)], current)
+	all := append(slices.Clip(l.segments), current)
 	l.mu.Unlock()
 	return l.folder.readAll(ctx, all, q, fn, beat)
 }

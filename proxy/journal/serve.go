@@ -54,7 +54,7 @@ func (s *server) Read(in *pb.Query, stream grpc.ServerStreamingServer[pb.Page]) 
 		}
 		return out.flush()
 	}
-	loc, err := time.LoadLocation(in.GetTimeZone())
+	loc, err := s.log.cfg.Zone(in.GetTimeZone())
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "time zone %q: %v", in.GetTimeZone(), err)
 	}

@@ -132,7 +132,8 @@ func (l *Log) prune() {
 
 // outdated takes the segments that are to go out of the list. Those stay on which a
 // recovery may have to fall back: the last one before the current, those with a record of an
-// open reservation, and the last two of every process that is not closed.
+// open reservation, and the last two of every process that is not closed. (They are never
+// needed while the current one can be read: its checkpoint has all of the books.)
 func (l *Log) outdated() (gone []segment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,6 +145,7 @@ func (l *Log) outdated() (gone []segment) {
 	for _, b := range l.books {
 		left[b.incarnation] = 2
 	}
+	left[l.own.incarnation] = 1 // and the current one
 	total := l.current.end
 	for i := len(l.segments) - 1; i >= 0; i-- {
 		s := &l.segments[i]

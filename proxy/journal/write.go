@@ -414,7 +414,7 @@ func (l *Log) next(sync bool) error {
 	defer l.mu.Unlock()
 	if l.file != nil {
 		last.dated = true
-		l.segments = append(l.segments[:len(l.segments):len(l.segments)], last)
+		l.segments = append(slices.Clip(l.segments), last)
 		l.retired = append(l.retired, l.file)
 	}
 	l.file, l.rotate, l.renamed = file, false, true
