@@ -199,6 +199,7 @@ func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
 	}
 	c.notNegative(at.field("context"), m.Context)
 	c.notNegative(at.field("default_output_tokens"), m.DefaultOutput)
+	c.notNegative(at.field("template_tokens"), m.TemplateTokens)
 	c.notNegative(at.field("image_tokens"), m.ImageTokens)
 	c.notNegative(at.field("audio_tokens"), m.AudioTokens)
 	c.prices(at, &m.Price, &m.Flat, m.Gratis)

@@ -39,10 +39,13 @@ type Model struct {
 	Gratis        bool     `yaml:"free,omitempty"`   // it costs nothing, on purpose
 	Prices        []Dated  `yaml:"prices,omitempty"` // from later moments on
 	DefaultOutput int64    `yaml:"default_output_tokens,omitempty"`
-	ImageTokens   int64    `yaml:"image_tokens,omitempty"`
-	AudioTokens   int64    `yaml:"audio_tokens,omitempty"`
-	BytesPerToken Factor   `yaml:"bytes_per_token,omitempty"` // where the learned ratio starts
-	Fallback      []string `yaml:"fallback,omitempty"`
+	// TemplateTokens is how many tokens the chat template adds to a conversation at most, beside those of
+	// its messages; absent: 256.
+	TemplateTokens int64    `yaml:"template_tokens,omitempty"`
+	ImageTokens    int64    `yaml:"image_tokens,omitempty"`
+	AudioTokens    int64    `yaml:"audio_tokens,omitempty"`
+	BytesPerToken  Factor   `yaml:"bytes_per_token,omitempty"` // where the learned ratio starts
+	Fallback       []string `yaml:"fallback,omitempty"`
 }
 
 // Plan is what a tenant has bought.

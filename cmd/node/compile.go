@@ -76,7 +76,7 @@ func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
 func model(m *ledger.Model) *proxy.Model {
 	pm := &proxy.Model{
 		Name: m.Name, Upstream: m.Upstream, Backends: m.Backends, Context: m.Context, DefaultOutput: m.DefaultOutput,
-		ImageTokens: m.ImageTokens, AudioTokens: m.AudioTokens, BytesPerToken: int64(m.BytesPerToken) / 1000, Fallback: m.Fallback,
+		TemplateTokens: m.TemplateTokens, ImageTokens: m.ImageTokens, AudioTokens: m.AudioTokens, BytesPerToken: int64(m.BytesPerToken) / 1000, Fallback: m.Fallback,
 		Free: m.Free(),
 		Cost: func(u openai.Usage, images, audioSeconds int64) int64 {
 			return int64(m.Cost(ledger.Usage{Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, CacheWrite1h: u.CacheWrite1h, Output: u.Output, Images: images, AudioSeconds: audioSeconds}))
