@@ -24,9 +24,17 @@ import (
 // open: so a process that died is made good for by its successor, out of its journal (settlePast).
 type money struct {
 	n       *Node
+	bank    func() bank // there is none before the node has joined
 	budgets *budget.Manager
 	journal *journal.Log
 	held    sync.Pool // of *held
+}
+
+// bank is the ledger, as far as money needs it.
+type bank interface {
+	DrawBudget(ctx context.Context, d ledger.BudgetDraw) (ledger.BudgetDrawn, error)
+	Budgets(match func(*ledger.BudgetAccount) bool, most int) []ledger.BudgetAccount
+	Barrier(ctx context.Context) error
 }
 
 // held is what a Bill holds from Reserve to Settle.
@@ -40,7 +48,7 @@ type held struct {
 const usageDir = "usage"
 
 func (n *Node) openMoney() error {
-	m := &money{n: n, held: sync.Pool{New: func() any { return new(held) }}}
+	m := &money{n: n, bank: func() bank { return n.cluster.Ledger() }, held: sync.Pool{New: func() any { return new(held) }}}
 	var err error
 	m.budgets, err = budget.New(budget.Config{
 		Holder: n.self, Draw: m.draw, Clock: m.clock, Override: n.spendsEmergency, Logger: n.log, Registerer: n.registry,
@@ -251,7 +259,7 @@ func (m *money) Peek(_ context.Context, b *proxy.Bill) error {
 
 // draw asks the ledger for a block.
 func (m *money) draw(ctx context.Context, d budget.Draw) (budget.Drawn, error) {
-	r, err := m.n.cluster.Ledger().DrawBudget(ctx, ledger.BudgetDraw{
+	r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
 		Key: ledger.BudgetKey(d.Key), Terms: ledgerTerms(d.Terms), Holder: d.Holder, N: d.N, Spent: d.Spent, Holding: d.Holding,
 		Want: d.Want, Need: d.Need, Least: d.Least, Final: d.Final,
 	})
@@ -333,7 +341,7 @@ func (m *money) settlePast(ctx context.Context) {
 // settleAll settles for processes of before. None of them is in the view any more once this one is: so none can be
 // granted anything behind its back.
 func (m *money) settleAll(ctx context.Context, past []journal.Past) error {
-	l := m.n.cluster.Ledger()
+	l := m.bank()
 	if v := m.n.truth.Facts().View; v == nil || !member(v, m.n.self) {
 		return errors.New("this node is in no view yet")
 	}
@@ -367,12 +375,12 @@ func (m *money) settleOne(ctx context.Context, p *journal.Past) error {
 		a := &p.Accounts[i]
 		spent[budgetKey(&a.Account)] = a.Settled + a.Open
 	}
-	for _, a := range m.n.cluster.Ledger().Budgets(func(a *ledger.BudgetAccount) bool { return holds(a, p.Incarnation) }, ledger.MaxBudgets) {
+	for _, a := range m.bank().Budgets(func(a *ledger.BudgetAccount) bool { return holds(a, p.Incarnation) }, ledger.MaxBudgets) {
 		spent[a.Key] += 0
 	}
 	var lost int64
 	for key, total := range spent {
-		r, err := m.n.cluster.Ledger().DrawBudget(ctx, ledger.BudgetDraw{
+		r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
 			Key: key, Holder: p.Incarnation, N: lastDraw, Spent: total, Final: true, Lost: p.Damaged != "",
 		})
 		if errors.Is(err, ledger.ErrNoBudget) {
