@@ -658,7 +658,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the answer", func() bool { return strings.Contains(out.String(), "Ctrl-C stops all.") })
-	contains(t, out.String(), "simulated vLLM: http://", "gateway http://", "API key:        hg_test_", "curl -N http://", "Tokens left this minute in all: ")
+	contains(t, out.String(), "simulated vLLM: http://", "gateway http://", "API key:        hg_test_", "curl -N http://", "usage top --by model", "Tokens left this minute in all: ", "Spent so far, as node-1 knows: $0.0000")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"headgate/bench/fakevllm"
 	"headgate/cluster/ledger"
 	"headgate/cmd/node"
+	"headgate/proxy/admin"
 )
 
 // demoConfig says what a demo runs.
@@ -258,6 +259,7 @@ func proof(ctx context.Context, out io.Writer, nodes []*demoNode, key, token str
 	body := fmt.Sprintf(`{"model": %q, "stream": true, "max_tokens": 24, "messages": [{"role": "user", "content": "Say hello."}]}`, model)
 	fmt.Fprintf(out, "API key:        %s\nadmin token:    %s\n\nTry it:\n  curl -N %s/v1/chat/completions -H 'Authorization: Bearer %s' -H 'Content-Type: application/json' -d '%s'\n", key, token, base, key, body)
 	fmt.Fprintf(out, "  HEADGATE_ADMIN_TOKEN=%s %s members --admin http://%s\n", token, os.Args[0], nodes[len(nodes)-1].admin)
+	fmt.Fprintf(out, "  HEADGATE_ADMIN_TOKEN=%s %s usage top --by model --admin http://%s\n", token, os.Args[0], nodes[0].admin)
 	if len(nodes) > 1 {
 		fmt.Fprintf(out, "  kill -9 %d   # %s; the others go on\n", nodes[0].cmd.Process.Pid, nodes[0].name)
 	}
@@ -276,8 +278,33 @@ func proof(ctx context.Context, out io.Writer, nodes []*demoNode, key, token str
 	if err := printAnswer(out, resp); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n\nTokens left this minute in all: %s of %s. Ctrl-C stops all.\n", resp.Header.Get("X-Ratelimit-Remaining-Tokens"), resp.Header.Get("X-Ratelimit-Limit-Tokens"))
+	fmt.Fprintf(out, "\n\nTokens left this minute in all: %s of %s.", resp.Header.Get("X-Ratelimit-Remaining-Tokens"), resp.Header.Get("X-Ratelimit-Limit-Tokens"))
+	used, err := demoUsage(ctx, nodes[0].admin, token)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, " Spent so far, as %s knows: $%s for %d tokens. Ctrl-C stops all.\n", nodes[0].name, used.Cost, used.Input+used.Output)
 	return nil
+}
+
+// demoUsage is what was used in all, by the logs of all nodes; one of them asks the others.
+func demoUsage(ctx context.Context, addr, token string) (admin.UsageRow, error) {
+	var rows admin.UsageRows
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/admin/v1/usage/top", nil)
+	if err != nil {
+		return rows.Total, err
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return rows.Total, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return rows.Total, fmt.Errorf("what was spent is not known: status %d", resp.StatusCode)
+	}
+	err = json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&rows)
+	return rows.Total, err
 }
 
 // firstModel is the first that the key may use.

@@ -129,7 +129,7 @@ func holders(l *admin.Level) string {
 		out = append(out, text)
 	}
 	if l.Away != "" {
-		out = append(out, fmt.Sprintf("%s; unavailable: %s", l.Away, l.Unavailable))
+		out = append(out, l.Away)
 	}
 	return strings.Join(out, ", ")
 }
@@ -180,6 +180,36 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l), decider(l))
 	}
+	if len(e.Budgets) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nBUDGET\tSCOPE\tMODE\tCOSTS\tLEFT\tOF\tENDS\tVERDICT")
+	for _, b := range e.Budgets {
+		mode, left, ends := "normal", "?", ""
+		if b.Strict {
+			mode = "strict"
+		}
+		if b.UsedPercent >= 0 {
+			left = "$" + ledger.NanoUSD(b.Left).String()
+		}
+		if b.Ends != nil {
+			ends = moment(*b.Ends)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t$%s\t%s\t$%s\t%s\t%s\n", b.Name, b.Scope, mode, ledger.NanoUSD(b.Cost), left, ledger.NanoUSD(b.Amount), ends, budgetVerdict(b))
+	}
+}
+
+// budgetVerdict is what one budget says.
+func budgetVerdict(b proxy.ExplainBudget) string {
+	switch {
+	case !b.Admitted:
+		return "refuses"
+	case b.UsedPercent < 0:
+		return "admits if the ledger does: this node knows nothing of it"
+	case b.Least < b.Cost && b.Left < b.Cost:
+		return "admits, with a shorter answer"
+	}
+	return "admits"
 }
 
 // decider is who would decide by a limit, and why.

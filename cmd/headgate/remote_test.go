@@ -108,6 +108,11 @@ func (f *fakeCluster) config() admin.Config {
 				{Name: "r", By: "refused_local", Owner: "gw-2", RetryAfterMS: 20},
 				{Name: "p", By: "private", Away: "no view lease", Remaining: 8, Admitted: true},
 			}}
+			e.Budgets = []proxy.ExplainBudget{
+				{Name: "month", Scope: "org", Strict: true, Cost: 5e9, Least: 1, Left: 2e9, Amount: 250e9, Spent: 248e9, UsedPercent: 99, Ends: &fakeTime, Admitted: true},
+				{Name: "day", Scope: "key", Cost: 5e9, Least: 5e9, Left: 0, Amount: 1e9, Spent: 2e9, UsedPercent: 200},
+				{Name: "ever", Scope: "org", Cost: 5e9, Least: 5e9, Amount: 1e9, UsedPercent: -1, Admitted: true},
+			}
 			if q.Tenant == "plain" {
 				e = proxy.Explanation{Admitted: true, Model: "m"}
 			}
@@ -241,10 +246,12 @@ func TestCommandsAsk(t *testing.T) {
 			"69    admits                                      this node, which holds 70\n", "3     admits                                      gw-2, which owns it, this node holds 5\n",
 			"refuses; again in 20ms                      this node, as gw-2 said\n", "refuses; again in 70ms                      this node's private bucket, no answer\n",
 			"8     admits                                      this node's private bucket, no view lease\n",
+			"month   org    strict  $5.00  $2.00  $250.00  2026-06-01T12:00:00Z  admits, with a shorter answer\n", "day     key    normal  $5.00  $0.00  $1.00                          refuses\n",
+			"$5.00  ?      $1.00                          admits if the ledger does",
 		}},
 		{"limits show acme", nil, []string{
 			"LEFT         OF   FULL IN  OWNER  RATE LENT  HELD BY\n", "0            9    1.5s     gw-2              \n",
-			"40 (debt 3)  100  6s       gw-1   100%       gw-1 40 (75%), gw-2 up to 60 (25%), gw-2 did not answer; unavailable: deny\n", "6            8    -        gw-1              gw-1 4 (2 in use)\n",
+			"40 (debt 3)  100  6s       gw-1   100%       gw-1 40 (75%), gw-2 up to 60 (25%), gw-2 did not answer\n", "6            8    -        gw-1              gw-1 4 (2 in use)\n",
 		}},
 		{"policy show", nil, []string{"# revision 0\n"}},
 		{"policy show --revision 3", nil, []string{"# revision 3\n"}},

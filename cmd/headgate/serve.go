@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"headgate/cmd/node"
+	"headgate/proxy/admin"
 )
 
 func serveCommand() *cobra.Command {
@@ -61,9 +62,38 @@ func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.IntVar(&c.MaxConnsPerIP, "max-conns-per-ip", c.MaxConnsPerIP, "connections of one address at once (default 1000)")
 	fs.IntVar(&c.MaxBuckets, "max-buckets", c.MaxBuckets, "buckets kept at once (default 1048576)")
 	fs.StringVar(&c.DecisionLog, "decision-log", c.DecisionLog, "file that gets a line for each decision on limits; for tests, it grows without bound")
+	fs.IntVar(&c.BudgetStatus, "budget-status", c.BudgetStatus, "what an exhausted budget answers: 429 or, for clients that try every 429 again, 402 (default 429)")
+	fs.Var((*span)(&c.UsageRetention), "usage-retention", "how long the usage log is kept, such as 90d (default 400d)")
+	fs.Int64Var(&c.UsageMaxBytes, "usage-max-bytes", c.UsageMaxBytes, "size of the usage log beyond which the oldest of it goes (default 10 GiB)")
+	fs.BoolVar(&c.UsageSync, "usage-sync", c.UsageSync, "let no request go on before its reservation is on the disk, so that a power cut loses none")
 	fs.DurationVar((*time.Duration)(&c.DrainTimeout), "drain-timeout", time.Duration(c.DrainTimeout), "how long requests in flight may go on after a stop")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
+
+// span is a flag of a length of time that may be in days.
+type span node.Duration
+
+// Set reads what admin.ParseSpan does; "" is 0.
+func (s *span) Set(text string) error {
+	var d time.Duration
+	var err error
+	if text != "" {
+		d, err = admin.ParseSpan(text)
+	}
+	*s = span(d)
+	return err
+}
+
+// String gives what Set reads; nothing for 0, so that it is no default to be shown.
+func (s *span) String() string {
+	if *s == 0 {
+		return ""
+	}
+	return node.Duration(*s).String()
+}
+
+// Type is what usage calls it.
+func (s *span) Type() string { return "duration" }
 
 // nodeConfig puts the flags that were set over the file, and the file over the defaults.
 func nodeConfig(set *pflag.FlagSet, file string) (node.Config, error) {

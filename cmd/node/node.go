@@ -391,6 +391,7 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { n.follow(work); return nil })
 	start(func() error { n.seed(work); return nil })
 	start(func() error { n.report(work); return nil })
+	start(func() error { n.notifier().run(work); return nil })
 	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "cluster_listen", n.cluster.Address())
 
 	var err error

@@ -33,6 +33,7 @@ func (n *Node) adminConfig() admin.Config {
 		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
 		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,
 		Zone: ledger.LoadZone, Budgets: n.budgets, AdjustBudget: n.adjustBudget, Holders: n.holders, ReleaseBudget: n.releaseBudget,
+		ExportUsage: n.exportUsage, TopUsage: n.topUsage,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: n.exportContent, EraseContent: n.eraseContent,
 	}
@@ -270,7 +271,10 @@ func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error)
 		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
 	}
 	k := n.anyKey(s.index, q.Tenant, q.Key)
-	if k == nil {
+	switch {
+	case k == nil && q.Key == "":
+		return nil, admin.Errorf(admin.NotFound, "tenant %q has no key; headgate keys create --tenant %s makes one", q.Tenant, q.Tenant)
+	case k == nil:
 		return nil, admin.Errorf(admin.NotFound, "no key %q of tenant %q", q.Key, q.Tenant)
 	}
 	c, ok := n.proxy.Snapshot().Lookup(k.Hash)

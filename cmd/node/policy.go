@@ -61,6 +61,12 @@ func (n *Node) checkSeed() error {
 	return n.usable(p)
 }
 
+// The prices of a development node's models, by the million tokens: some, so that spending shows.
+const (
+	devInputPrice  ledger.NanoUSD = 200_000_000
+	devOutputPrice ledger.NanoUSD = 600_000_000
+)
+
 // devPolicy makes a generous policy for one tenant before one upstream, whose models it asks.
 func devPolicy(ctx context.Context, url string) ([]byte, error) {
 	models, err := discover(ctx, url)
@@ -77,8 +83,9 @@ func devPolicy(ctx context.Context, url string) ([]byte, error) {
 		}}},
 		Tenants: []ledger.Tenant{{Name: "dev", Plan: "dev"}},
 	}
+	in, out := devInputPrice, devOutputPrice
 	for _, m := range models {
-		p.Models = append(p.Models, ledger.Model{Name: m, Backends: []string{"upstream"}})
+		p.Models = append(p.Models, ledger.Model{Name: m, Backends: []string{"upstream"}, Price: ledger.Price{Input: &in, Output: &out}})
 	}
 	return yaml.Marshal(p)
 }

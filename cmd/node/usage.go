@@ -60,6 +60,29 @@ func usageSources(members []cluster.MemberStatus, own *journal.Log, dial func(ad
 	return out
 }
 
+// usageSources are those of this node's cluster.
+func (n *Node) usageSources(ctx context.Context) []usageSource {
+	return usageSources(n.cluster.Members(ctx), n.money.journal, func(address string) (usageSource, error) {
+		conn, err := n.cluster.Conn(address)
+		return usageSource{
+			read: func(ctx context.Context, q journal.Query, fn func(*journal.Usage) error) error {
+				return journal.ReadFrom(ctx, conn, q, fn)
+			},
+			group: func(ctx context.Context, q journal.Query, g *journal.Groups) error {
+				return journal.GroupFrom(ctx, conn, q, g)
+			},
+		}, err
+	})
+}
+
+func (n *Node) exportUsage(ctx context.Context, w io.Writer, q admin.UsageQuery) ([]admin.Missing, error) {
+	return exportUsage(ctx, n.usageSources(ctx), w, q)
+}
+
+func (n *Node) topUsage(ctx context.Context, q admin.UsageTop) (admin.UsageRows, error) {
+	return topUsage(ctx, n.usageSources(ctx), q)
+}
+
 // ExportUsageDirs is the export of usage logs on this machine's disks, such as that of a node that is
 // gone; it writes nothing there. A folder that can't be read is an error after the others were.
 func ExportUsageDirs(ctx context.Context, dirs []string, logger *slog.Logger, w io.Writer, q admin.UsageQuery) ([]admin.Missing, error) {
