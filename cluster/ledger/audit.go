@@ -11,13 +11,15 @@ import (
 	"headgate/cluster/ledger/ledgerpb"
 )
 
-// auditTrail is the last entries. One goroutine adds; any may read. Entries are only ever
+// auditTrail is the last entries, most of them and of mostBytes at most. One goroutine adds; any may read. Entries are only ever
 // appended behind what readers were given, so that these need no copy.
 type auditTrail struct {
 	window atomic.Pointer[[]*AuditEntry] // all[from:]
 	all    []*AuditEntry
 	from   int
 	bytes  int // of the window
+
+	most, mostBytes int
 }
 
 func (a *auditTrail) entries() []*AuditEntry {
@@ -29,7 +31,7 @@ func (a *auditTrail) entries() []*AuditEntry {
 
 func (a *auditTrail) add(e *AuditEntry) {
 	a.all, a.bytes = append(a.all, e), a.bytes+e.size()
-	for len(a.all)-a.from > maxAudit || a.bytes > maxAuditBytes {
+	for len(a.all)-a.from > a.most || a.bytes > a.mostBytes {
 		a.bytes -= a.all[a.from].size()
 		a.from++
 	}

@@ -19,11 +19,11 @@ const (
 	// MaxNano bounds an amount of money that a command names: over a billion dollars.
 	MaxNano = 1 << 60
 
-	maxBudgetBytes = 64 << 20 // of the accounts' names
-	maxSlots       = 512      // of a rolling budget's window
-	maxLevels      = 16       // alerts of one budget
-	maxPercent     = 1_000    // of an alert
-	maxSum         = 1 << 62  // where sums of money stop
+	maxBudgetBytes = 64 << 20  // of the accounts' names
+	maxSlots       = 512       // of a rolling budget's window
+	maxLevels      = 16        // alerts of one budget
+	maxPercent     = 1_000     // of an alert
+	maxSum         = 1<<62 - 1 // where sums of money stop; two of them can be added
 
 	// keptEnded is how long an account stays after its period.
 	keptEnded = 35 * 24 * int64(time.Hour)
@@ -71,7 +71,7 @@ func (a *account) size() int       { return keySize(&a.Key.Key) }
 func (a *account) nano() int64     { return nanoOrZero(a.Time) }
 
 // addNano adds money and stops at maxSum.
-func addNano(a, b int64) int64 { return min(max(a+b, -maxSum), maxSum) } // neither is beyond it
+func addNano(a, b int64) int64 { return min(max(a+b, -maxSum), maxSum) }
 
 func budgetTermsOf(m *ledgerpb.BudgetTerms) BudgetTerms {
 	t := BudgetTerms{
@@ -522,7 +522,7 @@ func (s *State) watch(a *account) {
 	switch {
 	case level > a.Crossed:
 		a.Crossed = level
-		s.recordBudget("budget.alert", a, fmt.Sprintf("%d %%: %v of %v dollars are spent", level, NanoUSD(a.Spent), NanoUSD(a.Terms.Amount)))
+		s.recordBudget(alertAction, a, fmt.Sprintf("%d %%: %v of %v dollars are spent", level, NanoUSD(a.Spent), NanoUSD(a.Terms.Amount)))
 	case level < a.Crossed && !a.passed(a.Crossed-rearm):
 		a.Crossed, a.Notified = level, min(a.Notified, level)
 	}
@@ -532,7 +532,7 @@ func (s *State) watch(a *account) {
 	a.Spiked = a.Time
 	recent, _ := slices.BinarySearchFunc(a.minutes, a.nano()/minute, func(s slot, index int64) int { return cmp.Compare(s.index, index) })
 	what := fmt.Sprintf("%v dollars are spent in a minute, more than %v times the mean of the hour before", NanoUSD(a.minutes[recent].amount), a.Terms.Spike.Factor)
-	s.recordBudget("budget.spike", a, what)
+	s.recordBudget(spikeAction, a, what)
 	if _, on := s.work.Kills.Lookup(KillTenant, a.Key.Tenant); a.Terms.Spike.Kill && !on {
 		s.killFor(a, what)
 	}
@@ -544,15 +544,25 @@ func (s *State) killFor(a *account, why string) {
 	s.actor = cut("budget "+a.Terms.Name, maxLabel)
 	defer func() { s.actor = actor }()
 	if _, err := s.setKill(&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_TENANT, Name: a.Key.Tenant, On: true, Reason: why}); err != nil {
-		s.recordBudget("budget.spike", a, "the kill switch was not thrown: "+err.Error())
+		s.recordBudget(spikeAction, a, "the kill switch was not thrown: "+err.Error())
 	}
 }
 
-// recordBudget writes into the audit log what happened to an account, and lets it show.
+// recordBudget writes what happened to an account where the audit log shows it, and lets it show.
+// What users spend is a trail of its own: it would push out what people did.
 func (s *State) recordBudget(action string, a *account, what string) {
 	s.shows = true
-	s.record(action, a.Key.describe(), "", what)
+	s.events.add(s.entry(action, a.Key.describe(), "", what))
 }
+
+// budgetEvent says of an audit entry that recordBudget wrote it.
+func budgetEvent(action string) bool { return action == alertAction || action == spikeAction }
+
+// What is audited of budgets without anybody having done it.
+const (
+	alertAction = "budget.alert"
+	spikeAction = "budget.spike"
+)
 
 func (k *BudgetKey) describe() string {
 	out := "budget " + k.Limit

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -1223,4 +1224,29 @@ func FuzzBudgets(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestAlertsDoNotPushOutWhatPeopleDid: a day brings more alerts than the audit log has entries.
+func TestAlertsDoNotPushOutWhatPeopleDid(t *testing.T) {
+	b := newBank(t)
+	_ = b.result(&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_GLOBAL, On: true, Reason: "once"})
+	k := monthly("b")
+	for i := range maxAudit + 10 {
+		k.Subject = fmt.Sprint(i)
+		_, err := b.drawBudget(BudgetDraw{Key: k, Terms: BudgetTerms{Amount: 10, Revision: 1, Alerts: []int{50}, Name: "b"}, Holder: 1, N: 1, Spent: 5})
+		must(t, err)
+	}
+	_ = b.result(&ledgerpb.AdjustBudget{Key: k.message(), Amount: 5, Reason: "last"})
+	for name, s := range map[string]*State{"here": b.s, "read back": b.again(t).s} {
+		all := s.Audit(1<<20, AuditFilter{})
+		if len(all) != maxEvents+2 || all[0].Action != "budget.charge" || all[1].Action != alertAction || all[len(all)-1].After != "on: once" {
+			t.Errorf("%s: %d entries, from %+v to %+v", name, len(all), all[0], all[len(all)-1])
+		}
+		if !slices.IsSortedFunc(all, func(a, b AuditEntry) int { return cmp.Compare(b.Index, a.Index) }) {
+			t.Errorf("%s: they are out of order", name)
+		}
+	}
+	if got := b.s.Audit(3, AuditFilter{Action: alertAction}); len(got) != 3 || got[0].Index != b.index-1 {
+		t.Errorf("the last three alerts are %+v", got)
+	}
 }

@@ -30,7 +30,7 @@ type Capture struct {
 	facts    *Facts
 	nano     int64
 	shards   []*keyShard
-	audit    []*AuditEntry
+	audit    []*AuditEntry // and events behind it
 	done     []done
 	durables []*durable
 	budgets  []*account
@@ -40,7 +40,7 @@ type Capture struct {
 // are (16384 shards), and that takes a few milliseconds for MaxDurable buckets and as many accounts. It is for the goroutine that applies.
 func (s *State) Capture() *Capture {
 	return &Capture{
-		facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: s.audit.entries(), done: s.done.last(),
+		facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: slices.Concat(s.audit.entries(), s.events.entries()), done: s.done.last(),
 		durables: s.durables.all(), budgets: s.budgets.all(),
 	}
 }
@@ -222,11 +222,12 @@ type snapshotReader struct {
 	offset int64     // of it
 	record uint64
 
-	head  ledgerpb.Header
-	state *State
-	keys  []*KeyRecord
-	used  []uint32
-	audit []*AuditEntry
+	head   ledgerpb.Header
+	state  *State
+	keys   []*KeyRecord
+	used   []uint32
+	audit  []*AuditEntry
+	events []*AuditEntry
 
 	kills  map[killName]*Kill
 	rungs  map[string]*Rung
@@ -334,7 +335,11 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 		sr.tokens.byName[t.Name], sr.tokens.byHash[t.Hash] = t, t
 	case *ledgerpb.Record_Audit:
 		e := b.Audit
-		sr.audit = append(sr.audit, &AuditEntry{e.GetIndex(), timeOrZero(e.GetUnixNano()), e.GetActor(), e.GetAction(), e.GetObject(), e.GetBefore(), e.GetAfter()})
+		into := &sr.audit
+		if budgetEvent(e.GetAction()) {
+			into = &sr.events
+		}
+		*into = append(*into, &AuditEntry{e.GetIndex(), timeOrZero(e.GetUnixNano()), e.GetActor(), e.GetAction(), e.GetObject(), e.GetBefore(), e.GetAfter()})
 	case *ledgerpb.Record_Done:
 		return sr.takeDone(b.Done)
 	case *ledgerpb.Record_Durable:
@@ -424,6 +429,7 @@ func (sr *snapshotReader) finish(msg []byte) (*State, error) {
 		}
 	}
 	s.audit.replace(sr.audit)
+	s.events.replace(sr.events)
 	s.work.Kills, s.work.Rungs, s.work.Tokens = Kills{sr.kills}, Rungs{sr.rungs}, sr.tokens
 	s.work.Index, s.work.Changed, s.nano = sr.head.GetIndex(), sr.head.GetChanged(), sr.head.GetUnixNano()
 	s.shown = s.work.Changed

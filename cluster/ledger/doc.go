@@ -39,7 +39,9 @@
 //   - Everything the state holds is bounded (state.go), and those bounds are part of its version.
 //   - What can be spent of a durable limit at one instant, from the ledger and from all blocks, is
 //     within the limit; the same number of an owner's command gives the same result.
-//   - The hash of the state covers policy, keys, kill switches, rungs, tokens and blocks; not the cluster's id,
+//   - Of a budget's account, spent + outstanding ≤ amount after every command, but for what was spent beyond
+//     what was granted, charged by hand, or granted before the amount was lowered.
+//   - The hash of the state covers policy, keys, kill switches, rungs, tokens, blocks and budgets; not the cluster's id,
 //     the view, the audit log or the remembered ids. So a backup has the same hash in another cluster.
 //   - A damaged snapshot is refused whole, whatever bit of it was flipped.
 //

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -38,6 +39,7 @@ func newMetrics(registerer prometheus.Registerer, l *Ledger) (*metrics, error) {
 		gauge("healthy", "0 where this replica stopped or its disk refuses writes.", func() float64 { return one(l.Health() == nil) }),
 		gauge("term", "Raft's term.", func() float64 { return float64(l.raft.CurrentTerm()) }),
 		gauge("last_index", "The last entry of this node's log.", func() float64 { return float64(l.raft.LastIndex()) }),
+		gauge("budget_accounts", fmt.Sprintf("Accounts of budgets that the ledger holds, of %d at most.", MaxBudgets), func() float64 { return float64(l.Facts().Budgets) }),
 		gauge("applied_index", "The last entry that this replica applied.", func() float64 { return float64(l.raft.AppliedIndex()) }),
 	}
 	if registerer == nil {

@@ -34,6 +34,7 @@ type Report struct {
 	Kills        int
 	Rungs        int
 	Tokens       int
+	Budgets      int // accounts
 	Hash         [32]byte
 }
 
@@ -171,7 +172,7 @@ func (r *Report) describe(state *State) {
 	f := state.Facts()
 	r.AppliedIndex, r.ClusterID, r.Hash = f.Index, f.ClusterID, f.Hash
 	r.Revision, r.Keys = f.Revision(), f.KeyCount
-	r.Kills, r.Rungs, r.Tokens = f.Kills.Len(), f.Rungs.Len(), f.Tokens.Len()
+	r.Kills, r.Rungs, r.Tokens, r.Budgets = f.Kills.Len(), f.Rungs.Len(), f.Tokens.Len(), f.Budgets
 	if f.View != nil {
 		r.Epoch = f.View.Epoch
 	}

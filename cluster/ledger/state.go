@@ -34,6 +34,8 @@ const (
 	maxMembers      = 1_024 // of a view
 	maxAudit        = 10_000
 	maxAuditBytes   = 16 << 20
+	maxEvents       = 2_000 // alerts and spikes of budgets, beside them
+	maxEventBytes   = 4 << 20
 	maxAuditText    = 4 << 10 // of before, and of after
 	maxDone         = 1 << 16 // ids of commands that are remembered
 
@@ -92,6 +94,7 @@ type State struct {
 	facts    atomic.Pointer[Facts]
 	keys     *Keys
 	audit    auditTrail
+	events   auditTrail // what budgets' spending set off
 	durables *durables
 	budgets  *table[BudgetKey, *account]
 	tell     map[BudgetKey]struct{} // those of which people should be told
@@ -118,7 +121,10 @@ type State struct {
 
 // NewState is a state that no command was applied to.
 func NewState() *State {
-	s := &State{keys: newKeys(), durables: newDurables(), budgets: newTable[BudgetKey, *account](MaxBudgets, maxBudgetBytes), tell: map[BudgetKey]struct{}{}}
+	s := &State{
+		keys: newKeys(), durables: newDurables(), budgets: newTable[BudgetKey, *account](MaxBudgets, maxBudgetBytes), tell: map[BudgetKey]struct{}{},
+		audit: auditTrail{most: maxAudit, mostBytes: maxAuditBytes}, events: auditTrail{most: maxEvents, mostBytes: maxEventBytes},
+	}
 	s.publish()
 	return s
 }
@@ -132,10 +138,14 @@ func (s *State) Keys() *Keys { return s.keys }
 // Audit gives the entries that filter selects, the newest first, limit at most.
 func (s *State) Audit(limit int, filter AuditFilter) []AuditEntry {
 	var out []AuditEntry
-	for _, e := range slices.Backward(s.audit.entries()) {
-		if len(out) >= limit {
-			break
+	done, events := s.audit.entries(), s.events.entries()
+	for len(out) < limit && len(done)+len(events) > 0 {
+		from := &done
+		if len(done) == 0 || len(events) > 0 && events[len(events)-1].Index >= done[len(done)-1].Index {
+			from = &events
 		}
+		e := (*from)[len(*from)-1]
+		*from = (*from)[:len(*from)-1]
 		if filter.matches(e) {
 			out = append(out, *e)
 		}
@@ -155,6 +165,7 @@ func (s *State) publish() {
 func (s *State) Replace(o *State) {
 	s.keys.table.Store(o.keys.table.Load())
 	s.audit.replace(o.audit.entries())
+	s.events.replace(o.events.entries())
 	s.work, s.nano, s.hash, s.done, s.shown = o.work, o.nano, o.hash, o.done, o.shown
 	s.durables, s.budgets, s.tell = o.durables, o.budgets, o.tell
 	s.publish()
@@ -663,8 +674,12 @@ func (s *State) note(c *ledgerpb.Note) (bool, error) {
 
 // record writes into the audit log what the command that is being applied did.
 func (s *State) record(action, object, before, after string) {
-	s.audit.add(&AuditEntry{
+	s.audit.add(s.entry(action, object, before, after))
+}
+
+func (s *State) entry(action, object, before, after string) *AuditEntry {
+	return &AuditEntry{
 		Index: s.index, Time: timeOrZero(s.nano), Actor: redact(s.actor), Action: action, Object: redact(cut(object, maxLabel)),
 		Before: cut(redact(before), maxAuditText), After: cut(redact(after), maxAuditText),
-	})
+	}
 }
