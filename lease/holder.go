@@ -54,7 +54,7 @@ type Holder struct {
 	table atomic.Pointer[index] // written under mu
 	view  atomic.Pointer[View]  // written under mu
 	ids   atomic.Uint64
-	stats struct{ rejected, discarded, void, dropped, lostDebt, full atomic.Uint64 }
+	stats struct{ rejected, discarded, void, lostDebt, full atomic.Uint64 }
 
 	newsMu sync.Mutex
 	news   []*tab // each once: see tab.noted
@@ -462,7 +462,6 @@ type HolderStats struct {
 	Rejected       uint64 // parts of messages that could not be true
 	Discarded      uint64 // those of owners of before, or late
 	Void           uint64 // takes and decisions past their deadline
-	Dropped        uint64 // sessions
 	LostDebt       uint64 // units of debt whose series nobody knew any more
 	Full           uint64 // leases given back for want of room
 }
@@ -474,7 +473,7 @@ func (h *Holder) Stats() HolderStats {
 	st := HolderStats{
 		Buckets:  h.table.Load().live,
 		Rejected: h.stats.rejected.Load(), Discarded: h.stats.discarded.Load(), Void: h.stats.void.Load(),
-		Dropped: h.stats.dropped.Load(), LostDebt: h.stats.lostDebt.Load(), Full: h.stats.full.Load(),
+		LostDebt: h.stats.lostDebt.Load(), Full: h.stats.full.Load(),
 	}
 	for _, p := range h.peers {
 		st.Unacknowledged += len(p.rolls) + len(p.extra)

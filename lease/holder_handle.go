@@ -110,7 +110,6 @@ func (h *Holder) dropSession(p *lender) {
 	}
 	s.deadline.Store(ended) // nothing is spent of it from here on
 	p.session, p.dropped = nil, max(p.dropped, s.number)
-	h.stats.dropped.Add(1)
 	for _, b := range h.buckets {
 		for t := b.series; t != nil; t = t.next() {
 			if t.session.Load() == s && !t.detached && !t.dead {

@@ -101,7 +101,6 @@ func (h *Holder) meet(v *View, now int64) {
 		if p.session != nil {
 			gone.dropped = max(gone.dropped, p.session.number)
 			gone.spendable = max(gone.spendable, p.session.deadline.Load())
-			h.stats.dropped.Add(1)
 		}
 		if len(h.gone) >= maxGone {
 			h.gone = slices.Delete(h.gone, 0, 1)

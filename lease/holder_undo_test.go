@@ -135,7 +135,7 @@ func TestPromptCancelLosesNothing(t *testing.T) {
 		p.h.Cancel(cs, 1)
 	}
 	p.pass(time.Millisecond)
-	if l := p.o.AllLevels(p.at)[0]; l.Level < 49 {
+	if l := p.o.allLevels(p.at)[0]; l.Level < 49 {
 		t.Errorf("%d are back of 50", l.Level)
 	}
 }

@@ -19,12 +19,8 @@ import (
 	"headgate/limiter"
 )
 
-// The defaults of ManagerConfig, and what is nobody's to configure.
-const (
-	defaultBudget = 250 * time.Millisecond
-	// takeoverWait is how long after a view nobody can still act on the one before (V4).
-	takeoverWait = sessionFor*102/100 + sessionMargin
-)
+// defaultBudget is ManagerConfig.Budget where that is 0.
+const defaultBudget = 250 * time.Millisecond
 
 // Blocks draws what durable limits lend from where it outlives processes. It is called
 // concurrently. An error is an unknown outcome: the same Draw comes again.
@@ -32,7 +28,7 @@ type Blocks interface {
 	Draw(ctx context.Context, d Draw) (Drawn, error)
 }
 
-// ManagerConfig is what a Manager is made from. Self, Clock and Rights are needed, in a cluster
+// ManagerConfig is what a Manager is made from. Self, Clock, Rights and Wait are needed, in a cluster
 // Client, too; the rest has defaults.
 type ManagerConfig struct {
 	Self   Member
@@ -42,7 +38,7 @@ type ManagerConfig struct {
 	// MaxBuckets bounds the buckets of which this process is the owner, those of which it holds
 	// leases, and its private ones, each; 0: DefaultMaxBuckets.
 	MaxBuckets int
-	// Wait is how long after a view nobody can still act on the one before; 0: as DESIGN.md has it.
+	// Wait is how long after a view nobody can still act on the one before (V4): of a cluster.Fence TakeoverWait.
 	Wait time.Duration
 	// Budget is the most that a Take waits for owners, all of them together; 0: 250 ms.
 	Budget time.Duration
@@ -70,8 +66,10 @@ func (c *ManagerConfig) Validate() error {
 		return errors.New("lease: Self.Incarnation is 0; give the process's")
 	case c.Clock == nil || c.Rights == nil:
 		return errors.New("lease: Clock or Rights is nil; give the process's")
-	case c.Budget < 0 || c.Wait < 0:
-		return fmt.Errorf("lease: Budget %v or Wait %v is negative; use 0 for the default", c.Budget, c.Wait)
+	case c.Wait <= 0:
+		return fmt.Errorf("lease: Wait is %v; give the rights' wait", c.Wait)
+	case c.Budget < 0:
+		return fmt.Errorf("lease: Budget %v is negative; use 0 for the default", c.Budget)
 	}
 	return Config{MaxBuckets: c.MaxBuckets}.Validate()
 }
@@ -95,6 +93,7 @@ type Manager struct {
 
 	ownerMu  sync.Mutex // also orders what goes to one stream
 	owner    *Owner
+	drawAll  func(Instant)    // asks for the blocks that the owner wants
 	draws    map[drawKey]bool // under way
 	nextTick int64            // when Run will see to the owner
 
@@ -121,7 +120,6 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 		return nil, err
 	}
 	cfg.Budget = cmp.Or(cfg.Budget, defaultBudget)
-	cfg.Wait = cmp.Or(cfg.Wait, takeoverWait)
 	m := &Manager{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
 		ended: make(chan struct{}), soon: make(chan struct{}, 1), keep: make(chan struct{}, 1), moved: make(chan struct{}, 1),
@@ -132,6 +130,9 @@ func NewManager(cfg ManagerConfig) (*Manager, error) {
 	var err error
 	if m.private, err = newPrivates(cfg.Clock(), cfg.MaxBuckets); err != nil {
 		return nil, err
+	}
+	if m.drawAll = m.drawElsewhere; cfg.Blocks == nil {
+		m.drawAll = func(Instant) {}
 	}
 	m.self = newLine(m, cfg.Self)
 	m.owner = NewOwner(OwnerConfig{

@@ -1,9 +1,7 @@
 package lease
 
 import (
-	"context"
 	"math"
-	"sync"
 	"time"
 
 	"headgate/limiter"
@@ -14,12 +12,12 @@ import (
 // maxBuckets 0 is DefaultMaxBuckets.
 func NewAlone(clock Clock, maxBuckets int) (*Manager, error) {
 	self := Member{Name: "alone", Incarnation: 1}
-	m, err := NewManager(ManagerConfig{
-		Self: self, Clock: clock, Rights: allRights{}, MaxBuckets: maxBuckets, Blocks: &memoryBlocks{states: map[Bucket]*drawnFrom{}},
-	})
+	m, err := NewManager(ManagerConfig{Self: self, Clock: clock, Rights: allRights{}, MaxBuckets: maxBuckets, Wait: sessionFor})
 	if err != nil {
 		return nil, err
 	}
+	blocks := memoryBlocks{states: map[Bucket]*drawnFrom{}}
+	m.drawAll = func(at Instant) { blocks.drawFor(m, at) }
 	m.Step(&View{Epoch: 1, Members: []Member{self}, Owners: make([]int32, 1), Place: func(string) uint32 { return 0 }})
 	return m, nil
 }
@@ -33,22 +31,30 @@ func (allRights) Started(int64, uint64, uint32) {}
 
 // memoryBlocks stand in for the ledger of a process that has none. They are as safe as the process
 // is: its end forgets them.
-type memoryBlocks struct {
-	mu     sync.Mutex
-	states map[Bucket]*drawnFrom
-}
+// They are under the owner's lock.
+type memoryBlocks struct{ states map[Bucket]*drawnFrom }
 
 type drawnFrom struct {
 	limit limiter.Limit
 	state limiter.State
 }
 
-// Draw see Blocks. The Manager calls draw instead, which needs no clock of its own.
-func (b *memoryBlocks) Draw(context.Context, Draw) (Drawn, error) { return Drawn{}, context.Canceled }
+// maxDrawRounds is of blocks in memory, in one step.
+const maxDrawRounds = 8
+
+func (b *memoryBlocks) drawFor(m *Manager, at Instant) {
+	for range maxDrawRounds {
+		ds := m.owner.Draws(at)
+		if len(ds) == 0 {
+			return
+		}
+		for i := range ds {
+			m.routeLocked(m.owner.Drawn(at, b.draw(at, &ds[i])))
+		}
+	}
+}
 
 func (b *memoryBlocks) draw(at Instant, d *Draw) Drawn {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	now := at.Now
 	if d.Limit.Algorithm == limiter.FixedWindow {
 		now = at.Wall

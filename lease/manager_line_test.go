@@ -10,7 +10,7 @@ import (
 func TestLineForgetsWhatIsAnswered(t *testing.T) {
 	now := Instant{1e9, 1_700_000_000e9}
 	rights := &deedRights{lease: 1e9}
-	m, err := NewManager(ManagerConfig{Self: Member{Name: "n1", Incarnation: 1}, Clock: func() Instant { return now }, Rights: rights})
+	m, err := NewManager(ManagerConfig{Self: Member{Name: "n1", Incarnation: 1}, Clock: func() Instant { return now }, Rights: rights, Wait: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

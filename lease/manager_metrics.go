@@ -82,6 +82,8 @@ func (c coreCollector) Collect(ch chan<- prometheus.Metric) {
 	put(prometheus.GaugeValue, "headgate_lease_stranded", "Units that lay in other nodes' leases, by their last reports, when a request was refused last.", float64(o.Stranded))
 	put(prometheus.GaugeValue, "headgate_lease_parked", "Requests that wait for a recall or a block.", float64(o.Parked))
 	put(prometheus.GaugeValue, "headgate_lease_held", "Leases that this node holds.", float64(h.Leases))
+	put(prometheus.CounterValue, "headgate_lease_full_total", "Leases given back since this node holds max_buckets.", float64(h.Full))
+	put(prometheus.CounterValue, "headgate_lease_discarded_total", "Parts of messages that came too late, or from owners of before.", float64(h.Discarded))
 	put(prometheus.CounterValue, "headgate_lease_rejected_total", "Parts of messages that could not be true, and at a change of policy some of nodes that knew it first.", float64(o.Rejected+h.Rejected))
 	put(prometheus.CounterValue, "headgate_lease_void_total", "Takes and decisions past their session's deadline.", float64(h.Void))
 	put(prometheus.CounterValue, "headgate_lease_sessions_ended_total", "Sessions that ended with what they were lent counted as spent.", float64(o.Ended))

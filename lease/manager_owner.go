@@ -19,20 +19,19 @@ import (
 
 // The bounds of the owner's side.
 const (
-	maxServed     = 4096 // streams of holders
-	maxNames      = 8192 // of processes, remembered
-	maxUnsaid     = 4096 // responses that wait for one stream; a holder that takes none is cut off
-	maxDraws      = 64   // at once
-	drawTimeout   = 5 * time.Second
-	drawRetry     = 100 * time.Millisecond
-	selfRounds    = 8       // messages to and fro in one exchange with the owner in this process
-	maxHandPart   = 1 << 20 // bytes, and a bucket
-	maxDrawRounds = 8       // of blocks in memory, in one step
-	maxHands      = 8       // at once
-	handTimeout   = 10 * time.Second
-	handRetry     = 20 * time.Millisecond
-	maxHandRetry  = 500 * time.Millisecond
-	idleTick      = time.Second // the longest that the owner waits for time to pass
+	maxServed    = 4096 // streams of holders
+	maxNames     = 8192 // of processes, remembered
+	maxUnsaid    = 4096 // responses that wait for one stream; a holder that takes none is cut off
+	maxDraws     = 64   // at once
+	drawTimeout  = 5 * time.Second
+	drawRetry    = 100 * time.Millisecond
+	selfRounds   = 8       // messages to and fro in one exchange with the owner in this process
+	maxHandPart  = 1 << 20 // bytes, and a bucket
+	maxHands     = 8       // at once
+	handTimeout  = 10 * time.Second
+	handRetry    = 20 * time.Millisecond
+	maxHandRetry = 500 * time.Millisecond
+	idleTick     = time.Second // the longest that the owner waits for time to pass
 )
 
 // exchange says to the owner in this process what the holder has to say, with an ask or, if it has
@@ -102,26 +101,10 @@ func (m *Manager) routeLocked(rs []*Response) {
 // afterLocked looks what else the owner wants; m.ownerMu is held.
 func (m *Manager) afterLocked() {
 	at := m.cfg.Clock()
-	if b, ok := m.cfg.Blocks.(*memoryBlocks); ok {
-		m.drawHere(at, b)
-	} else if m.cfg.Blocks != nil {
-		m.drawElsewhere(at)
-	}
+	m.drawAll(at)
 	if next := m.owner.Next(); next < m.nextTick {
 		m.nextTick = next
 		signal(m.soon)
-	}
-}
-
-func (m *Manager) drawHere(at Instant, b *memoryBlocks) {
-	for range maxDrawRounds {
-		ds := m.owner.Draws(at)
-		if len(ds) == 0 {
-			return
-		}
-		for i := range ds {
-			m.routeLocked(m.owner.Drawn(at, b.draw(at, &ds[i])))
-		}
 	}
 }
 

@@ -156,7 +156,7 @@ func (w *world) add(name string) *node {
 		reg: prometheus.NewRegistry(), conns: map[string]*grpc.ClientConn{},
 	}
 	n.rights = &fakeRights{self: n.self.Incarnation}
-	c := lease.ManagerConfig{Self: n.self, Clock: wallClock, Rights: n.rights, Client: n.client, Drop: n.drop, Registerer: n.reg}
+	c := lease.ManagerConfig{Self: n.self, Clock: wallClock, Rights: n.rights, Wait: wait, Client: n.client, Drop: n.drop, Registerer: n.reg}
 	for _, tune := range w.tune {
 		tune(&c)
 	}
@@ -871,7 +871,7 @@ func TestManagerLoadRefusesDamage(t *testing.T) {
 	}
 	good := saved.Bytes()
 	fresh := func() *lease.Manager {
-		m, err := lease.NewManager(lease.ManagerConfig{Self: lease.Member{Name: "n", Incarnation: 9}, Clock: wallClock, Rights: &fakeRights{}})
+		m, err := lease.NewManager(lease.ManagerConfig{Self: lease.Member{Name: "n", Incarnation: 9}, Clock: wallClock, Rights: &fakeRights{}, Wait: wait})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -901,12 +901,13 @@ func TestManagerLoadRefusesDamage(t *testing.T) {
 }
 
 func TestManagerConfigNamesTheField(t *testing.T) {
-	good := lease.ManagerConfig{Self: lease.Member{Incarnation: 1}, Clock: wallClock, Rights: &fakeRights{}}
+	good := lease.ManagerConfig{Self: lease.Member{Incarnation: 1}, Clock: wallClock, Rights: &fakeRights{}, Wait: wait}
 	for field, spoil := range map[string]func(*lease.ManagerConfig){
 		"Incarnation": func(c *lease.ManagerConfig) { c.Self.Incarnation = 0 },
 		"Clock":       func(c *lease.ManagerConfig) { c.Clock = nil },
 		"Rights":      func(c *lease.ManagerConfig) { c.Rights = nil },
 		"Budget":      func(c *lease.ManagerConfig) { c.Budget = -1 },
+		"Wait":        func(c *lease.ManagerConfig) { c.Wait = 0 },
 		"buckets":     func(c *lease.ManagerConfig) { c.MaxBuckets = -1 },
 	} {
 		c := good

@@ -84,9 +84,9 @@ type Owner struct {
 	waiting    map[uint32]int // parked asks
 	askers     map[uint32][]asker
 
-	drawing   []uint32 // buckets whose reservoir has a draw under way, in order
-	parked    []*parked
-	wantAt    int64 // when members that owe a roll are asked again
+	drawing   []uint32    // buckets whose reservoir has a draw under way, in order
+	parked    []*question // that wait for what was recalled, or for the ledger
+	wantAt    int64       // when members that owe a roll are asked again
 	spare     *question
 	early     []early
 	earlyAt   int64 // when the first of them waits no longer

@@ -24,9 +24,6 @@ type question struct {
 	ds       [limiter.MaxCharges]limiter.Decision
 }
 
-// parked is a question that waits for what was recalled, or for the ledger.
-type parked = question
-
 // recall is what is known of a bucket whose leases were recalled.
 type recall struct {
 	next    int64 // not before, by Instant.Now
@@ -404,7 +401,6 @@ func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
 		r.backoff = 0
 	default:
 		r.backoff = max(int64(RecallEvery), min(2*r.backoff, 64*int64(RecallEvery)))
-		o.stats.Fruitless++
 	}
 	if at.Now < r.next+r.backoff {
 		if !o.inFlight(b) && r.came && r.backoff == 0 {
@@ -560,13 +556,6 @@ func (o *Owner) decided(at Instant, q *question, by int, taken uint32) {
 			o.step.wants = append(o.step.wants, want{q.ids[i], q.peer.index, true, by >= 0})
 		}
 	}
-	switch {
-	case q.ask.Peek:
-	case by < 0:
-		o.stats.Direct++
-	default:
-		o.stats.Refused++
-	}
 	o.to(q.peer).Decisions = append(o.to(q.peer).Decisions, d)
 }
 
@@ -616,7 +605,6 @@ func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
 	s.sent++
 	s.flags |= seriesPending
 	o.send(id, i)
-	o.stats.Granted++
 }
 
 // refuse tells the holder for how long it need not ask.

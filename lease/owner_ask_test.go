@@ -123,7 +123,7 @@ func TestOwnerMovesBucketsWithTheirHome(t *testing.T) {
 		}
 		return r.Decisions[0]
 	}
-	level := func() int64 { return d.o[1].AllLevels(d.at)[0].Level }
+	level := func() int64 { return d.o[1].allLevels(d.at)[0].Level }
 	had := int64(2) // since the end of the takeover wait, at most
 	if x := ask(1, 0, 0); x.Refused != -1 {
 		t.Fatalf("%+v", x)

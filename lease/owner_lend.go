@@ -155,7 +155,6 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 		o.debit(at, id, b, grant)
 		s.granted += grant
 		s.level = atLeast(s.level.value() + grant)
-		o.stats.Granted++
 	}
 	switch {
 	case s.is(seriesPending):
@@ -284,11 +283,7 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 
 // show adds a series to what a Sizer sees of its holder.
 func (s *series) show(h *SightHolder, now int64) {
-	switch {
-	case s.is(seriesSlots):
-		h.Depth += s.lent()
-		h.Level += min(s.level.value(), s.lent())
-	case !s.is(seriesEnded):
+	if !s.is(seriesEnded | seriesSlots) {
 		h.Share += s.share
 		h.Depth += s.depth
 		h.Level += min(s.level.value(), s.depth)

@@ -40,18 +40,13 @@ type OwnerHolding struct {
 
 // OwnerStats counts.
 type OwnerStats struct {
-	Buckets, Series, Parked, Sessions int
-	Outstanding                       int64  // Σ of all leases' depths
-	Rejected                          uint64 // parts of messages that could not be true
-	Granted                           uint64 // leases granted or topped up
-	Direct                            uint64 // asks admitted directly
-	Refused                           uint64 // asks refused
-	Recalls                           uint64 // leases recalled
-	Fruitless                         uint64 // recalls that did not bring the cost
-	Ended                             uint64 // sessions ended with what they held counted as spent
-	Forgotten                         uint64 // series that were reported and are unknown
-	LostDebt                          int64  // units of debt reported for unknown series
-	SlotsLost                         uint64 // slots of processes that left, free again
+	Buckets, Series, Parked int
+	Outstanding             int64  // Σ of all leases' depths
+	Rejected                uint64 // parts of messages that could not be true
+	Recalls                 uint64 // leases recalled
+	Ended                   uint64 // sessions ended with what they held counted as spent
+	LostDebt                int64  // units of debt reported for unknown series
+	SlotsLost               uint64 // slots of processes that left, free again
 	// Excess counts slots that turned out to be in use above a limit: rolled by a process that had been
 	// cut off, or those counted as lost of one that came back.
 	Excess uint64
@@ -63,11 +58,6 @@ type OwnerStats struct {
 // looks at every bucket.
 func (o *Owner) Levels(at Instant, tenant string) []OwnerLevel {
 	return o.levels(at, func(k *limiter.Key) bool { return k.Tenant == tenant })
-}
-
-// AllLevels lists all buckets.
-func (o *Owner) AllLevels(at Instant) []OwnerLevel {
-	return o.levels(at, func(*limiter.Key) bool { return true })
 }
 
 func (o *Owner) levels(at Instant, is func(*limiter.Key) bool) (ls []OwnerLevel) {
@@ -149,10 +139,5 @@ func (o *Owner) idle(at Instant, id uint32, b *bucket) bool {
 func (o *Owner) Stats() OwnerStats {
 	s := o.stats
 	s.Buckets, s.Series, s.Parked = int(o.table.live), o.pool.live, len(o.parked)
-	for _, p := range o.peers {
-		if p != nil && p.session != 0 {
-			s.Sessions++
-		}
-	}
 	return s
 }

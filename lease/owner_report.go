@@ -82,7 +82,6 @@ func (o *Owner) installEarly(at Instant) {
 
 // forgotten answers for a series that nobody knows.
 func (o *Owner) forgotten(p *peer, r *Report) {
-	o.stats.Forgotten++
 	o.stats.LostDebt += r.Debt
 	to := o.to(p)
 	if len(to.Forgotten) < maxReports {

@@ -31,7 +31,7 @@ func TestOwnerCreditsTheWindowOfTheCharge(t *testing.T) {
 			d.at.Wall = 1_800_000_000e9 // windows of 6 s and of 100 ms begin
 			owner := uint64(1)
 			level := func() int64 {
-				ls := d.o[owner].AllLevels(d.at)
+				ls := d.o[owner].allLevels(d.at)
 				if len(ls) == 0 {
 					return c.limit.Capacity()
 				}

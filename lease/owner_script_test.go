@@ -245,7 +245,7 @@ func (x *deed) handoff() {
 }
 
 func (x *deed) levels() {
-	for _, l := range x.o.AllLevels(x.at) {
+	for _, l := range x.o.allLevels(x.at) {
 		fmt.Fprintf(&x.out, "%s/%s level %d of %d, lent %.3f, outstanding %d\n", l.Key.Tenant, l.Key.Limit, l.Level, l.Limit.Capacity(), float64(l.Lent)/ShareOne, l.Outstanding)
 	}
 }

@@ -26,6 +26,11 @@ func (r *random) Size(s *Sight, _ int) (share uint32, depth, grant, refuse int64
 
 func (r *random) Recall(*Sight, int, int64) bool { return rapid.Bool().Draw(r.t, "recall") }
 
+// allLevels lists all buckets.
+func (o *Owner) allLevels(at Instant) []OwnerLevel {
+	return o.levels(at, func(*limiter.Key) bool { return true })
+}
+
 // told is what a holder of the model has heard of a series.
 type told struct {
 	lease    Lease

@@ -31,7 +31,7 @@ func TestOwnerBelievesNoLaterPolicy(t *testing.T) {
 	if d := ask(forged); d.Refused != NotOwner || o.Stats().Rejected != 2 {
 		t.Errorf("%+v, %+v", d, o.Stats())
 	}
-	if l := o.AllLevels(at)[0].Limit; l != true5 {
+	if l := o.allLevels(at)[0].Limit; l != true5 {
 		t.Errorf("the bucket is under %+v", l)
 	}
 	next := true5 // a policy that the holder knows first
@@ -40,8 +40,8 @@ func TestOwnerBelievesNoLaterPolicy(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	known = next.Revision
-	if d := ask(next); d.Refused != -1 || o.AllLevels(at)[0].Limit != next {
-		t.Errorf("%+v under %+v", d, o.AllLevels(at)[0].Limit)
+	if d := ask(next); d.Refused != -1 || o.allLevels(at)[0].Limit != next {
+		t.Errorf("%+v under %+v", d, o.allLevels(at)[0].Limit)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestOwnerKeepsWhatComesUnderALaterPolicy(t *testing.T) {
 	if r := o.Handle(at, &Request{Holder: 2, Owner: 1, Epoch: 2, Seq: seq, Asks: []Ask{a}})[0]; r.Decisions[0].Refused != 0 {
 		t.Errorf("6 of 5: %+v", r.Decisions[0])
 	}
-	if l := o.AllLevels(at)[0]; l.Limit != mine || l.Level != 5 || o.Stats().Rejected == 0 {
+	if l := o.allLevels(at)[0]; l.Limit != mine || l.Level != 5 || o.Stats().Rejected == 0 {
 		t.Errorf("%+v; %+v", l, o.Stats())
 	}
 
@@ -85,7 +85,7 @@ func TestOwnerKeepsWhatComesUnderALaterPolicy(t *testing.T) {
 	at.Now += 2e9
 	o.Handle(at, &Request{Holder: 1, Owner: 1, Epoch: 2, Seq: 1, Roll: &Roll{Epoch: 2}})
 	o.Handle(at, &Request{Holder: 2, Owner: 1, Epoch: 2, Seq: 2, Asks: []Ask{a}})
-	if l := o.AllLevels(at)[0]; l.Limit != slots || l.Level != 1 {
+	if l := o.allLevels(at)[0]; l.Limit != slots || l.Level != 1 {
 		t.Errorf("%+v, want one slot of four", l)
 	}
 }

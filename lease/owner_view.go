@@ -576,7 +576,7 @@ func (o *Owner) bury(at Instant) {
 			o.peers[p.index] = nil
 		}
 	}
-	o.parked = slices.DeleteFunc(o.parked, func(q *parked) bool {
+	o.parked = slices.DeleteFunc(o.parked, func(q *question) bool {
 		if !dead[q.peer.index] {
 			return false
 		}

@@ -136,7 +136,7 @@ func (d *duo) handOver(from, to uint64) {
 
 func (d *duo) level(of uint64, want int64) {
 	d.Helper()
-	if ls := d.o[of].AllLevels(d.at); len(ls) != 1 || ls[0].Level != want {
+	if ls := d.o[of].allLevels(d.at); len(ls) != 1 || ls[0].Level != want {
 		d.Fatalf("%d has %+v, want a level of %d", of, ls, want)
 	}
 }

@@ -107,7 +107,7 @@ func TestLoweredSlotsAreHeard(t *testing.T) {
 	if s := p.h.Stats(); s.Rejected > 0 {
 		t.Errorf("the holder rejects %d leases", s.Rejected)
 	}
-	if l := p.o.AllLevels(p.at)[0]; l.Outstanding > 1 {
+	if l := p.o.allLevels(p.at)[0]; l.Outstanding > 1 {
 		t.Errorf("%d slots of one are lent: %+v", l.Outstanding, l)
 	}
 }

@@ -23,7 +23,7 @@ type Sizer interface {
 type Sight struct {
 	Now   int64 // ns of the owner's clock
 	Limit *limiter.Limit
-	// Level is what is left with the owner, negative in debt; of a semaphore, slots not lent.
+	// Level is what is left with the owner, negative in debt.
 	Level int64
 	// Share and Outstanding are what all holders have, as the owner counts it (R3), Holders[i]'s included.
 	Share       uint32
@@ -35,8 +35,8 @@ type Sight struct {
 type SightHolder struct {
 	At     int64  // ns of the owner's clock, of the last report; 0: none yet
 	Share  uint32 // last sent
-	Depth  int64  // last sent; of a semaphore, slots lent
-	Level  int64  // in its lease: as last reported, and what was granted since; of a semaphore, free slots
+	Depth  int64  // last sent
+	Level  int64  // in its lease: as last reported, and what was granted since
 	Demand int64  // units per 1024 s, refused or not
 	Cost   int64  // of a typical request
 	Live   bool   // its session holds
@@ -115,7 +115,7 @@ func look(s *Sight) (c crowd) {
 		if d > 0.2*float64(h.Cost) {
 			c.active++
 		}
-		if h.Live && s.Limit.Algorithm != limiter.Semaphore {
+		if h.Live {
 			c.unspent += float64(h.Level)
 		}
 	}
@@ -188,9 +188,6 @@ func (Topup) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 		}
 	}
 	target, part, cost := c.want(h, demand), demand/c.demand, float64(h.Cost)
-	if s.Limit.Algorithm == limiter.Semaphore {
-		return 0, slots(s, h, target, part), 0, 0
-	}
 	least := 2 * cost
 	if c.refills {
 		target *= min(1, sizeMost*c.burst/max(all, 1e-9))
@@ -272,13 +269,6 @@ func (c *crowd) pause() int64 {
 	return seconds(min(sizeRefuse, c.active*c.cost/(sizeAsks*c.rate)))
 }
 
-// slots is how many slots a holder may keep: those in use, and some of the free ones for its next
-// requests.
-func slots(s *Sight, h *SightHolder, want, part float64) int64 {
-	free := min(want, float64(s.Level+h.Level)*part/2)
-	return h.Depth - h.Level + int64(free)
-}
-
 func seconds(s float64) int64 { return int64(s * float64(time.Second)) }
 
 // Recall is documented with Sizer.
@@ -295,9 +285,6 @@ type blocks int64
 // Size is documented with Sizer.
 func (n blocks) Size(s *Sight, i int) (share uint32, depth, grant, refuse int64) {
 	h := &s.Holders[i]
-	if s.Limit.Algorithm == limiter.Semaphore {
-		return 0, int64(n), 0, 0
-	}
 	if h.Level > int64(n)/4 {
 		return 0, h.Depth, 0, 0
 	}

@@ -161,7 +161,7 @@ func pair(b *testing.B, count *counter) *lease.Manager {
 	var ms []*lease.Manager
 	for _, self := range view.Members {
 		m, err := lease.NewManager(lease.ManagerConfig{
-			Self: self, Clock: instants(), Rights: steady{},
+			Self: self, Clock: instants(), Rights: steady{}, Wait: time.Second,
 			Client: func(string) (grpc.ClientConnInterface, error) { return conn, nil },
 		})
 		if err != nil {

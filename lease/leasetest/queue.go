@@ -7,6 +7,8 @@ type event struct {
 	do   func()
 }
 
+// The simulation of package cluster has one like it: a package that both imported would be more than that.
+
 // queue gives events back in the order of their instants, and of one instant in the order in which
 // they came. The heap holds no pointers.
 type queue struct {

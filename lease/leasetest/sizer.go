@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 
 	"headgate/lease"
-	"headgate/limiter"
 )
 
 // whim is a Sizer of no reason: what must hold must hold however much is lent to whom. It asks for more than there
@@ -40,7 +39,7 @@ func (x whim) Size(s *lease.Sight, i int) (share uint32, depth, grant, refuse in
 	case 2:
 		grant = max(0, depth-h.Level)
 	}
-	if s.Limit.Algorithm != limiter.Semaphore && x.rng.IntN(10) == 0 {
+	if x.rng.IntN(10) == 0 {
 		refuse = x.rng.Int64N(100 * ms)
 	}
 	return share, depth, grant, refuse
