@@ -189,7 +189,13 @@ func (x *exchange) chargeBudgets(least, most int64) {
 // metered request has a bill, so that the usage log has every one.
 func (x *exchange) pay() error {
 	money, t := x.p.cfg.Money, &x.tab
-	if money == nil || !x.route.metered {
+	switch {
+	case !x.route.metered:
+		return nil
+	case money == nil && len(x.caller.Budgets) > 0 && !x.model.Free:
+		x.settle(outcomeRefused)
+		return errBroke(nil, &Broke{Index: -1, Kind: Unavailable}, 0, x.start)
+	case money == nil:
 		return nil
 	}
 	x.fillBill()

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"net/http"
 
 	"headgate/proxy/openai"
@@ -26,10 +27,11 @@ const (
 //
 //   - Text is a token a byte of the body: see openai.Bounds. Conversations add what the
 //     template may write around messages and before them, all others what stands around a
-//     prompt. What goes on from a response takes in all of that again.
+//     prompt. What goes on from a response takes in all of that again, as the backend
+//     reported it.
 //   - A picture is mostImageTokens, an audio part mostAudioTokens. Whatever has no size that
 //     the body shows (videos, documents, tensors, a template of the client's own, stored
-//     prompts) is the whole context of each prompt; without a stated context a strict budget
+//     prompts, a response that told no usage) is the whole context of each prompt; without a stated context a strict budget
 //     refuses it.
 //   - Where the route generates, no prompt is longer than the context. Embeddings may be:
 //     servers can split them.
@@ -63,7 +65,7 @@ func (x *exchange) bounds() bounds {
 	}
 	prompts := max(in.Inputs, 1)
 	b.in = x.mostInput()
-	if in.Bounds.Beyond != "" {
+	if in.Bounds.Beyond != "" || x.guessed {
 		b.beyond = m.Context == 0
 		b.in = max(b.in, times(orDefault(m.Context, contextUnstated), prompts))
 	}
@@ -140,7 +142,8 @@ func (b *bounds) unbounded(x *exchange) *Error {
 	case x.in.Bounds.Rounds != "":
 		return malformed(http.StatusBadRequest, x.in.Bounds.Rounds, "%s lets the backend run the model any number of times, which a strict budget cannot bound; leave it out, or use a key without a strict budget", x.in.Bounds.Rounds)
 	case b.beyond:
-		return malformed(http.StatusBadRequest, x.in.Bounds.Beyond, "%s brings in what the body does not show, which a strict budget cannot bound as long as the policy states no context for model %q; leave it out, or ask the operator to state it", x.in.Bounds.Beyond, x.model.Name)
+		field := cmp.Or(x.in.Bounds.Beyond, "previous_response_id")
+		return malformed(http.StatusBadRequest, field, "%s brings in what the body does not show, which a strict budget cannot bound as long as the policy states no context for model %q; leave it out, or ask the operator to state it", field, x.model.Name)
 	}
 	return nil
 }

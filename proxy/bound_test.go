@@ -305,7 +305,7 @@ var (
 
 // tree draws JSON of some depth.
 func tree(t *rapid.T, depth int) any {
-	switch kind := rapid.IntRange(0, 3).Draw(t, "kind"); {
+	switch kind := rapid.IntRange(0, 4).Draw(t, "kind"); {
 	case kind == 0 && depth > 0:
 		o := document{}
 		for range rapid.IntRange(0, 4).Draw(t, "members") {
@@ -316,6 +316,12 @@ func tree(t *rapid.T, depth int) any {
 		a := []any{}
 		for range rapid.IntRange(0, 5).Draw(t, "elements") {
 			a = append(a, tree(t, depth-1))
+		}
+		return a
+	case kind == 2:
+		a := make([]any, rapid.IntRange(0, 400).Draw(t, "many"))
+		for i := range a {
+			a[i] = json.Number("1e15") // which is printed in full
 		}
 		return a
 	}
@@ -458,14 +464,15 @@ func TestStrictIsNeverPassed(t *testing.T) {
 		change: func(c *proxy.Caller) { c.Budgets = []proxy.Budget{b} },
 	})
 	statuses := map[int]int{}
-	rapid.Check(t, func(t *rapid.T) {
+	lefts := rapid.SampledFrom([]int64{0, 1e4, 1e5, 1e6, 3e6, 1e7, 2e7, 3e7, 5e7, 1e8, 3e8, 1e9, 1e10, 1e12})
+	check := func(t *rapid.T) {
 		price := rapid.Int64Range(0, 2000)
 		g.rates = &rates{price.Draw(t, "input"), price.Draw(t, "cached"), price.Draw(t, "write"), price.Draw(t, "write1h"), price.Draw(t, "output"), price.Draw(t, "image")}
 		g.context = rapid.SampledFrom([]int64{0, 512, 8192, 131_072}).Draw(t, "context")
 		m.Context = g.context
-		served, spent := g.served, w.till.spent("all")
+		served, before := g.served, w.till.spent("all")
 		// What is left is anything between nothing and more than is needed.
-		w.caller.Budgets[0].Amount = spent + int64(float64(dollar)*math.Exp(rapid.Float64Range(-15, 5).Draw(t, "left")))
+		w.caller.Budgets[0].Amount = before + lefts.Draw(t, "left")
 		path := rapid.SampledFrom([]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v1/score"}).Draw(t, "path")
 		body := encode(request(t, path))
 		calls := g.calls
@@ -484,12 +491,92 @@ func TestStrictIsNeverPassed(t *testing.T) {
 		if c := bill.Charges[0]; bill.Cost > c.Granted || c.Spent > c.Budget.Amount {
 			t.Fatalf("charged %d of %d; spent %d of %d", bill.Cost, c.Granted, c.Spent, c.Budget.Amount)
 		}
-	})
+	}
+	for range 10 {
+		rapid.Check(t, check)
+	}
 	if n := w.metric("headgate_strict_overruns_total"); n != 0 {
 		t.Errorf("%v overruns", n)
 	}
-	if clamped := w.metric("headgate_budget_decisions_total", "outcome", "clamped"); statuses[200] < 20 || statuses[429] < 5 || clamped < 5 {
+	if clamped := w.metric("headgate_budget_decisions_total", "outcome", "clamped"); statuses[200] < 100 || statuses[429] < 20 || clamped < 5 {
 		t.Errorf("%v, %v clamped: nothing was shown", statuses, clamped)
+	}
+}
+
+// TestCapsReachTheBackend: under a strict budget every answer has a cap, and no other byte
+// of the body changes; without one none is added.
+func TestCapsReachTheBackend(t *testing.T) {
+	var sent string
+	m := model("m", "vllm")
+	m.Context, m.Upstream = 4096, "m"
+	w := newWorld(t, setup{models: []*proxy.Model{m}, change: budgeted(strict(budget("all", dollar))), around: func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			b, err := io.ReadAll(r.Body)
+			if err != nil {
+				return
+			}
+			sent = string(b)
+			r.Body = io.NopCloser(bytes.NewReader(b))
+			h.ServeHTTP(w, r)
+		})
+	}})
+	for _, c := range []struct{ path, body, want string }{
+		{"/v1/completions", `{"model":"m","prompt":"x"}`, `{"max_tokens":16,"model":"m","prompt":"x"}`},
+		{"/v1/completions", `{"model":"m","prompt":"x","max_tokens":null}`, `{"model":"m","prompt":"x","max_tokens":4036}`}, // what 4096 leave of 44 bytes and 16 around them
+		{"/v1/completions", `{"model":"m","prompt":"x","max_tokens":9}`, `{"model":"m","prompt":"x","max_tokens":9}`},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}]}`, `{"max_tokens":2047,"model":"m","messages":[{"role":"user","content":"x"}]}`},
+		{"/v1/chat/completions", `{"model":"m","max_completion_tokens":99999,"messages":[{"role":"user","content":"x"}]}`, `{"model":"m","max_completion_tokens":4096,"messages":[{"role":"user","content":"x"}]}`},
+		{"/v1/responses", `{"model":"m","input":"x", "store":false}`, `{"max_output_tokens":2047,"model":"m","input":"x", "store":false}`},
+		{"/v1/messages", `{"model":"m","max_tokens":7,"messages":[{"role":"user","content":"x"}]}`, `{"model":"m","max_tokens":7,"messages":[{"role":"user","content":"x"}]}`},
+		{"/v1/embeddings", `{"model":"m","input":"x"}`, `{"model":"m","input":"x"}`},
+	} {
+		w.do(call{path: c.path, body: c.body})
+		if sent != c.want {
+			t.Errorf("%s: sent %s\nwant %s", c.path, sent, c.want)
+		}
+		w.caller.Budgets[0].Strict = false
+		w.do(call{path: c.path, body: c.body})
+		if sent != c.body {
+			t.Errorf("%s: without a strict budget %s was sent", c.path, sent)
+		}
+		w.caller.Budgets[0].Strict = true
+	}
+}
+
+// TestWhatAResponseGoesOnFrom counts as the backend reported it; where it did not, as the
+// whole context.
+func TestWhatAResponseGoesOnFrom(t *testing.T) {
+	m := model("m", "vllm")
+	w := newWorld(t, setup{models: []*proxy.Model{m}, change: budgeted(strict(budget("all", dollar)))})
+	first := func(h http.Header) (id string, used int64) {
+		a := w.do(call{path: "/v1/responses", body: `{"model":"m","input":"x","max_output_tokens":3}`, header: h}).want(t, 200)
+		var r struct{ ID string }
+		if err := json.Unmarshal([]byte(a.body), &r); err != nil || r.ID == "" {
+			t.Fatalf("%v: %s", err, a.body)
+		}
+		w.settled()
+		u := w.till.bill(t).Usage
+		return r.ID, u.Input + u.Output
+	}
+	again := func(id string) call {
+		return call{path: "/v1/responses", body: `{"model":"m","input":"x","max_output_tokens":3,"previous_response_id":"` + id + `"}`}
+	}
+	id, used := first(nil)
+	c := again(id)
+	w.do(c).want(t, 200)
+	w.settled()
+	if got, want := w.till.bill(t).Reserved, (int64(len(c.body))+used+2048+16)*priceInput+3*priceOutput; got != want {
+		t.Errorf("%d reserved, want %d", got, want)
+	}
+	id, _ = first(fault("nousage"))
+	if a := w.do(again(id)).refused(t, 400, "invalid_request"); a.field("param") != "previous_response_id" {
+		t.Error(a.body)
+	}
+	m.Context = 8192
+	w.do(again(id)).want(t, 200)
+	w.settled()
+	if got := w.till.bill(t).Reserved; got != 8192*priceInput+3*priceOutput {
+		t.Errorf("%d reserved", got)
 	}
 }
 

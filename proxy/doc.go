@@ -10,7 +10,8 @@
 //	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
 //	resolve       alias → model, then its fallbacks; before it, where the ladder says so
 //	shed          what the ladder gives up for the others
-//	admit         every limit of the caller in one step, all or nothing, after waiting where a limit says so
+//	admit         every limit of the caller in one step, all or nothing, after waiting where a limit says so;
+//	              then the budgets, all or nothing: a refusal gives the limits back
 //	forward       a backend's slot, the request, another backend if that one cannot have received it
 //	relay         bytes through as they came, usage read on the way
 //	settle        the actual against the estimate, before the last byte leaves
@@ -23,14 +24,18 @@
 // # Invariants
 //
 //   - A reservation ends exactly once. settle is idempotent and finish, which runs whatever
-//     happens, a panic too, settles what nobody else did.
+//     happens, a panic too, settles what nobody else did. So does a bill, at the same moment.
+//   - What a strict budget is charged is never below what the backend took, and what is
+//     reserved of it never below what is charged: see bounds, and its proof in
+//     TestStrictIsNeverPassed. All else that concerns money refuses on an error.
 //   - Slots are free and levels settled before the last byte of an answer is written:
 //     before the terminal event of a stream, before the last piece of a body.
 //   - What was not admitted has charged nothing, except that a malformed request costs its
 //     `requests` units, so that a client stuck on it is slowed.
 //   - Nothing is cut in the middle for quota. What an answer takes beyond its estimate is debt.
 //   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
-//     where it is an alias, include_usage of a stream, and the one chunk that it adds.
+//     where it is an alias, include_usage of a stream, and the one chunk that it adds; under
+//     a strict budget the cap of the answer.
 //   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
 //     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame.
 //   - No prompt, answer or key is ever in a log line or a metric.
@@ -56,6 +61,28 @@
 //
 // A timeout is the longest silence: before the first byte, and between any two.
 //
+// # What money is charged
+//
+// Every request that runs a model has a Bill, budgeted or not; Money keeps the budgets and
+// writes the usage log. A free model asks no budget. The answering model's price counts, once,
+// however many backends were tried; a model that was fallen back from has its bill cancelled.
+//
+// A normal budget reserves the estimate and is charged as the table says. A strict one reserves
+// the upper bound, the cap of the answer included, and writes that cap into the request. Is
+// less granted, the cap is what is affordable, down to one token (or min_tokens, or what
+// Anthropic's thinking needs), and X-Headgate-Degraded says so. It gets back only what the
+// backend itself has said it did not use:
+//
+//	how it ended                                     a strict budget is charged
+//	answered to its end, usage reported and plausible  usage
+//	the backend answers with an error status         nothing
+//	no backend can have received it                  nothing
+//	refused                                          nothing
+//	all else: cut, left, timed out, reset, no usage, an error inside a stream, a panic  what was reserved
+//
+// That is one figure for all budgets of a request, the usage log and the spend metric; limits
+// in dollars go by the table above.
+//
 // # What it leaves out
 //
 // Caches, the queue, shedding by cost and breakers come with their capabilities, and with
@@ -70,6 +97,10 @@
 // says how. The answers that it touched, the metrics and an Explanation say so, Config.Degraded
 // tells the gauge and the log; streams go on. Under Local the node's private share of the limit
 // decides, and refuses where that is nothing.
+//
+// Where Money cannot decide, a request with budgets is answered billing_unavailable; what to
+// do without any is Money's to say. A Settle that panics is not tried again: what was reserved
+// stays so.
 //
 // Errors become HTTP in errors.go and nowhere else. Before the first byte an error is an
 // answer of its own; after it a stream gets an error event, any other answer a closed

@@ -511,7 +511,7 @@ func (x *exchange) own(id string) {
 		return
 	}
 	x.owned = id
-	x.p.owners.put(id, owner{tenant: x.caller.Tenant, endpoint: x.slot.Endpoint(), model: x.model.Name, tokens: tokens})
+	x.p.owners.put(id, owner{tenant: x.caller.Tenant, endpoint: x.slot.Endpoint(), model: x.model.Name, tokens: tokens, guessed: !x.answer.whole})
 }
 
 // source reads an answer and keeps its timer alive.

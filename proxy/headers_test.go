@@ -113,6 +113,15 @@ func TestHeaders(t *testing.T) {
 	allowed.Unavailable = proxy.Allow
 	all := []proxy.Limit{minute(proxy.Requests, 60), limit(proxy.Concurrency, 8), orgTokens, minute(proxy.InputTokens, 3000), minute(proxy.OutputTokens, 1000), fill(proxy.USD, 1e9, time.Hour, 1e9)}
 
+	month := budget("month", dollar)
+	month.Alert = 50
+	month.Period = func(now time.Time) (int64, int64) {
+		start := time.Date(now.UTC().Year(), now.UTC().Month(), 1, 0, 0, 0, 0, time.UTC)
+		return start.UnixNano(), start.AddDate(0, 1, 0).UnixNano()
+	}
+	rolling := budget("rolling", dollar)
+	rolling.Window, rolling.Alert = 7*24*time.Hour, 80
+
 	var out strings.Builder
 	for _, c := range []struct {
 		name   string
@@ -172,6 +181,20 @@ func TestHeaders(t *testing.T) {
 		{name: "owner away, more than the share", setup: setup{limits: []proxy.Limit{half}, reach: never}, call: completion},
 		{name: "owner away, the share used up", setup: setup{limits: []proxy.Limit{minute(proxy.Tokens, 100)}, reach: never}, before: []call{completion}, call: completion},
 		{name: "owner away, the share's slots used up", setup: setup{limits: []proxy.Limit{slots}, reach: never}, call: completion, spread: true, taken: true},
+		{name: "an answer, budgets alone", setup: setup{change: budgeted(month, rolling, budget("ever", 99_999_999))}, call: completion},
+		{name: "an answer, budgets and a limit, alerts passed", setup: setup{money: spent(840_000_000), limits: []proxy.Limit{orgTokens}, change: budgeted(month, rolling, budget("ever", dollar))}, call: completion},
+		{name: "an answer cut short", setup: setup{money: spent(999_970_000), change: budgeted(strict(month))}, call: completion},
+		{name: "a budget used up", setup: setup{money: spent(dollar), limits: []proxy.Limit{orgTokens}, change: budgeted(month)}, call: completion},
+		{name: "a budget used up, Anthropic", setup: setup{money: spent(dollar), change: budgeted(month)}, call: messages},
+		{name: "a budget used up, problem", setup: setup{money: spent(dollar), change: budgeted(month)}, call: call{path: completion.path, body: completion.body, header: problem}},
+		{name: "a budget used up, 402", setup: setup{money: spent(dollar), broke: 402, change: budgeted(budget("ever", dollar))}, call: completion},
+		{name: "a rolling budget used up", setup: setup{money: spent(dollar), change: budgeted(rolling)}, call: completion},
+		{name: "a budget used up for good, Anthropic, 402", setup: setup{money: spent(dollar), broke: 402, change: budgeted(budget("ever", dollar))}, call: messages},
+		{name: "more than a budget has", setup: setup{change: budgeted(budget("ever", 1000))}, call: completion},
+		{name: "a budget in flight", setup: setup{money: refusing(&proxy.Broke{Kind: proxy.InFlight}), change: budgeted(month)}, call: completion},
+		{name: "billing unavailable", setup: setup{money: refusing(&proxy.Broke{Index: -1, Kind: proxy.Unavailable}), limits: []proxy.Limit{orgTokens}, change: budgeted(month)}, call: completion, spread: true},
+		{name: "billing unavailable, problem", setup: setup{money: refusing(&proxy.Broke{Kind: proxy.Unavailable}), change: budgeted(month)}, call: call{path: completion.path, body: completion.body, header: problem}, spread: true},
+		{name: "what a strict budget cannot bound", setup: setup{change: budgeted(strict(month))}, call: call{path: "/v1/responses", body: `{"model":"m","input":"x","tools":[{"type":"mcp"}]}`}},
 		{name: "panic", setup: setup{models: []*proxy.Model{{Name: "m", Cost: func(openai.Usage, int64, int64) int64 { panic("price") }}}}, call: completion},
 	} {
 		synctest.Test(t, func(t *testing.T) {

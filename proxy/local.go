@@ -122,6 +122,7 @@ func (x *exchange) serveResponse() error {
 type owner struct {
 	tenant, endpoint, model string
 	tokens                  int64
+	guessed                 bool // tokens are not the backend's word
 }
 
 // owners remembers the latest responses: two generations of at most ownersKept, of which

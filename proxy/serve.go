@@ -72,7 +72,8 @@ type Config struct {
 	// Where is asked for an Explanation only, and may be called concurrently.
 	Where  func(*limiter.Charge) Whereabouts
 	Logger *slog.Logger
-	// Money keeps the budgets and the usage log; nil: nobody has budgets and nothing is logged.
+	// Money keeps the budgets and the usage log; nil: nothing is logged, and who has budgets is
+	// refused.
 	Money Money
 	// BudgetStatus is the status of a refusal by a spent budget; 0: 429.
 	BudgetStatus int
@@ -163,6 +164,7 @@ type exchange struct {
 	body    *edge.Body
 	in      openai.Request
 	earlier int64          // tokens of the response that this one goes on from
+	guessed bool           // earlier is not the backend's word
 	asked   *Model         // the one asked for
 	model   *Model         // the one that answers
 	smaller bool           // the ladder put a fallback before the one asked for
@@ -458,7 +460,7 @@ func (x *exchange) resolve() ([]*Model, error) {
 			e := malformed(http.StatusNotFound, "previous_response_id", "no response %q of this tenant", clip(id, 128))
 			return nil, e
 		}
-		x.only, x.earlier = o.endpoint, o.tokens
+		x.only, x.earlier, x.guessed = o.endpoint, o.tokens, o.guessed
 		return []*Model{m}, nil
 	}
 	return x.candidates(m), nil

@@ -19,10 +19,11 @@ type till struct {
 	last     uint64
 	bills    []proxy.Bill // as settled, with charges of their own
 
-	refuse error             // what Reserve and Peek answer, if anything
-	before func()            // called by Reserve
-	after  func(*proxy.Bill) // called by Settle
-	wrong  []string          // what must not happen
+	opening int64             // spent of each account from the start
+	refuse  error             // what Reserve and Peek answer, if anything
+	before  func()            // called by Reserve
+	after   func(*proxy.Bill) // called by Settle
+	wrong   []string          // what must not happen
 }
 
 type account struct {
@@ -40,7 +41,7 @@ func newTill() *till { return &till{accounts: map[account]*balance{}, open: map[
 func (t *till) balance(c *proxy.BudgetCharge) *balance {
 	k := account{c.Key, c.Start}
 	if t.accounts[k] == nil {
-		t.accounts[k] = &balance{}
+		t.accounts[k] = &balance{spent: t.opening}
 	}
 	return t.accounts[k]
 }
@@ -178,6 +179,20 @@ func (t *till) spent(bucket string) (sum int64) {
 		}
 	}
 	return sum
+}
+
+// spent is a till of whose accounts so much is.
+func spent(nanoUSD int64) *till {
+	t := newTill()
+	t.opening = nanoUSD
+	return t
+}
+
+// refusing is a till that answers err.
+func refusing(err error) *till {
+	t := newTill()
+	t.refuse = err
+	return t
 }
 
 // budget is one of a tenant, without a period.
