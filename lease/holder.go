@@ -406,6 +406,16 @@ func (h *Holder) Drained() bool {
 	return s.Leases == 0 && s.Unacknowledged == 0
 }
 
+// breathe gives the lock up for a moment, once in a while, where all buckets are looked through: requests wait for it.
+// What moves meanwhile may be missed.
+func (h *Holder) breathe(i int) {
+	const atOnce = 4096
+	if i%atOnce == atOnce-1 {
+		h.mu.Unlock()
+		h.mu.Lock()
+	}
+}
+
 // HolderLevel is one series as an operator sees it.
 type HolderLevel struct {
 	Bucket
@@ -429,10 +439,12 @@ func (h *Holder) Levels(tenant string) []HolderLevel {
 	defer h.mu.Unlock()
 	at := h.cfg.Clock()
 	var levels []HolderLevel
-	for _, b := range h.buckets {
-		if b.key().Tenant != tenant {
+	for i := 0; i < len(h.buckets); i++ {
+		h.breathe(i)
+		if i >= len(h.buckets) || h.buckets[i].key().Tenant != tenant {
 			continue
 		}
+		b := h.buckets[i]
 		for s := b.series; s != nil; s = s.next() {
 			l := HolderLevel{Bucket: b.bucket(), Granter: s.granter(), Series: s.number, Window: s.rarely().window, Dead: s.dead, InUse: s.inUse()}
 			if c := s.cell.Load(); c != nil {
@@ -478,8 +490,11 @@ func (h *Holder) Stats() HolderStats {
 	for _, p := range h.peers {
 		st.Unacknowledged += len(p.rolls) + len(p.extra)
 	}
-	for _, b := range h.buckets {
-		for s := b.series; s != nil; s = s.next() {
+	for i := 0; i < len(h.buckets); i++ {
+		if h.breathe(i); i >= len(h.buckets) {
+			break
+		}
+		for s := h.buckets[i].series; s != nil; s = s.next() {
 			st.Series++
 			if s.live() {
 				st.Leases++

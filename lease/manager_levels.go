@@ -12,8 +12,12 @@ import (
 	"headgate/limiter"
 )
 
-// maxLevels bounds the buckets that one process lists of a tenant.
-const maxLevels = 10_000
+// maxLevels bounds the buckets that one process lists of a tenant, levelsBatch those that it looks at with the owner's
+// lock held.
+const (
+	maxLevels   = 10_000
+	levelsBatch = 4096
+)
 
 // Bucketful is one bucket as an operator sees it.
 type Bucketful struct {
@@ -120,8 +124,8 @@ func (m *Manager) levels(tenant string) *leasepb.LevelsResponse {
 	m.ownerMu.Lock()
 	m.self.wanted.Store(true) // what was settled here just now counts
 	m.exchangeLocked(nil)
-	owned := m.owner.Levels(m.cfg.Clock(), tenant)
 	m.ownerMu.Unlock()
+	owned := m.owned(tenant)
 	held := m.holder.Levels(tenant)
 	return &leasepb.LevelsResponse{
 		Owned: collect(owned[:min(len(owned), maxLevels)], func(o *OwnerLevel) *leasepb.OwnedLevel {
@@ -136,6 +140,20 @@ func (m *Manager) levels(tenant string) *leasepb.LevelsResponse {
 			return &leasepb.HeldLevel{Bucket: keyPB(&h.Key), Level: h.Level, InUse: h.InUse}
 		}),
 	}
+}
+
+// owned are the levels of a tenant's buckets that this process owns. The lock is given up again and again: who looks at a
+// million buckets must not keep asks waiting.
+func (m *Manager) owned(tenant string) (all []OwnerLevel) {
+	for next, more := uint32(0), true; more && len(all) < maxLevels; {
+		var ls []OwnerLevel
+		m.ownerMu.Lock()
+		ls, next, more = m.owner.levelsFrom(m.cfg.Clock(), tenant, next, levelsBatch)
+		m.ownerMu.Unlock()
+		all = append(all, ls...)
+	}
+	sortLevels(all)
+	return all
 }
 
 // gathered is what the members told.

@@ -456,11 +456,10 @@ func (m *Manager) handOffs(ctx context.Context) {
 		case <-m.moved:
 		}
 		m.ownerMu.Lock()
-		hs := m.owner.HandOffs(m.cfg.Clock())
+		ks := m.owner.heads()
 		m.ownerMu.Unlock()
-		for _, h := range hs {
-			to, ok := m.member(h.To)
-			k := handKey{h.Partition, h.Epoch, h.To}
+		for _, k := range ks {
+			to, ok := m.member(k.to)
 			if !ok || !m.begin(k) {
 				continue
 			}
@@ -471,7 +470,12 @@ func (m *Manager) handOffs(ctx context.Context) {
 			}
 			m.wg.Go(func() {
 				defer func() { <-slots }()
-				m.handOver(ctx, h, to)
+				m.ownerMu.Lock()
+				h := m.owner.handOffOf(m.cfg.Clock(), k)
+				m.ownerMu.Unlock()
+				if h != nil {
+					m.handOver(ctx, h, to)
+				}
 				m.finish(k)
 			})
 		}
@@ -594,7 +598,7 @@ func (m *Manager) HandOver(ctx context.Context) error {
 		handed, under := m.handed, len(m.handing)
 		m.mu.Unlock()
 		open := under
-		if under == 0 { // to list them again makes them again
+		if under == 0 {
 			if open = m.unhanded(); open == 0 {
 				return nil
 			}
@@ -612,10 +616,10 @@ func (m *Manager) HandOver(ctx context.Context) error {
 // unhanded counts what is to be handed over to a process that is there.
 func (m *Manager) unhanded() (open int) {
 	m.ownerMu.Lock()
-	hs := m.owner.HandOffs(m.cfg.Clock())
+	ks := m.owner.heads()
 	m.ownerMu.Unlock()
-	for _, h := range hs {
-		if _, ok := m.member(h.To); ok {
+	for _, k := range ks {
+		if _, ok := m.member(k.to); ok {
 			open++
 		}
 	}

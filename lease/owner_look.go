@@ -2,6 +2,7 @@ package lease
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"headgate/limiter"
@@ -57,33 +58,51 @@ type OwnerStats struct {
 // Levels lists a tenant's buckets by limit and subject; of tenant "", those that no tenant owns. It
 // looks at every bucket.
 func (o *Owner) Levels(at Instant, tenant string) []OwnerLevel {
-	return o.levels(at, func(k *limiter.Key) bool { return k.Tenant == tenant })
+	ls, _, _ := o.levelsFrom(at, tenant, 0, math.MaxInt)
+	sortLevels(ls)
+	return ls
 }
 
-func (o *Owner) levels(at Instant, is func(*limiter.Key) bool) (ls []OwnerLevel) {
-	o.eachBucket(func(id uint32, b *bucket) {
-		k := o.keyOf(id)
-		if !is(&k) || uint64(b.partition) >= uint64(len(o.parts)) || o.parts[b.partition].since == 0 {
-			return
+// levelsFrom lists those of a tenant's buckets that are among so many from a place on, in no order. more: the rest
+// begin at next.
+func (o *Owner) levelsFrom(at Instant, tenant string, from uint32, looks int) (ls []OwnerLevel, next uint32, more bool) {
+	class, i := from&(1<<classBits-1), from>>classBits
+	for ; int(class) < len(o.table.pools); class, i = class+1, 0 {
+		for ; i < o.table.pools[class].used; i++ {
+			id := i<<classBits | class
+			if looks--; looks < 0 {
+				return ls, id, true
+			}
+			slab, _, place := o.table.at(id)
+			if b := &slab.values[place]; slab.inUse(place) && slab.ofTenant(class, place, tenant) &&
+				uint64(b.partition) < uint64(len(o.parts)) && o.parts[b.partition].since != 0 {
+				ls = append(ls, o.levelOf(at, id, b))
+			}
 		}
-		o.touch(at, b)
-		share, depth := o.sums(b)
-		l := OwnerLevel{
-			Key: k, Partition: b.partition, Limit: *b.limit, Level: o.shown(at, id, b), Here: o.level(at, id, b),
-			Window: int64(o.window(b, at)), Lent: uint32(min(share, limiter.ShareOne)), Outstanding: depth,
-		}
-		if l.Debt = max(0, -l.Here); b.limit.Algorithm == limiter.Semaphore {
-			l.Outstanding = b.limit.Burst - l.Level
-		}
-		for i := b.first; i != 0; i = o.pool.at(i).next {
-			l.Holders = append(l.Holders, o.holding(at, i))
-		}
-		ls = append(ls, l)
-	})
+	}
+	return ls, 0, false
+}
+
+func sortLevels(ls []OwnerLevel) {
 	slices.SortFunc(ls, func(a, b OwnerLevel) int {
 		return cmp.Or(cmp.Compare(a.Key.Tenant, b.Key.Tenant), cmp.Compare(a.Key.Limit, b.Key.Limit), cmp.Compare(a.Key.Subject, b.Key.Subject))
 	})
-	return ls
+}
+
+func (o *Owner) levelOf(at Instant, id uint32, b *bucket) OwnerLevel {
+	o.touch(at, b)
+	share, depth := o.sums(b)
+	l := OwnerLevel{
+		Key: o.keyOf(id), Partition: b.partition, Limit: *b.limit, Level: o.shown(at, id, b), Here: o.level(at, id, b),
+		Window: int64(o.window(b, at)), Lent: uint32(min(share, limiter.ShareOne)), Outstanding: depth,
+	}
+	if l.Debt = max(0, -l.Here); b.limit.Algorithm == limiter.Semaphore {
+		l.Outstanding = b.limit.Burst - l.Level
+	}
+	for i := b.first; i != 0; i = o.pool.at(i).next {
+		l.Holders = append(l.Holders, o.holding(at, i))
+	}
+	return l
 }
 
 func (o *Owner) holding(at Instant, i uint32) OwnerHolding {

@@ -27,8 +27,14 @@ func (r *random) Size(s *Sight, _ int) (share uint32, depth, grant, refuse int64
 func (r *random) Recall(*Sight, int, int64) bool { return rapid.Bool().Draw(r.t, "recall") }
 
 // allLevels lists all buckets.
-func (o *Owner) allLevels(at Instant) []OwnerLevel {
-	return o.levels(at, func(*limiter.Key) bool { return true })
+func (o *Owner) allLevels(at Instant) (ls []OwnerLevel) {
+	o.eachBucket(func(id uint32, b *bucket) {
+		if uint64(b.partition) < uint64(len(o.parts)) && o.parts[b.partition].since != 0 {
+			ls = append(ls, o.levelOf(at, id, b))
+		}
+	})
+	sortLevels(ls)
+	return ls
 }
 
 // told is what a holder of the model has heard of a series.

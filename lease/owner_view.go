@@ -266,6 +266,26 @@ func (o *Owner) HandOffs(at Instant) (hs []*Handoff) {
 	return hs
 }
 
+// heads are HandOffs without what is in them.
+func (o *Owner) heads() (hs []handKey) {
+	for _, g := range o.giving {
+		if g.to != 0 {
+			hs = append(hs, handKey{g.partition, g.epoch, g.to})
+		}
+	}
+	return hs
+}
+
+// handOffOf is one of HandOffs; nil: it is acknowledged, or nobody's any more.
+func (o *Owner) handOffOf(at Instant, k handKey) *Handoff {
+	for _, g := range o.giving {
+		if g.to != 0 && k == (handKey{g.partition, g.epoch, g.to}) {
+			return o.handOff(at, g)
+		}
+	}
+	return nil
+}
+
 // handOff is all that is known of a partition (V3).
 func (o *Owner) handOff(at Instant, g *giving) *Handoff {
 	h := &Handoff{From: o.cfg.Self, To: g.to, Epoch: g.epoch, Partition: g.partition, Nothing: g.nothing}

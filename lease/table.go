@@ -108,6 +108,15 @@ func splits(text []byte) (tenant, limit, subject int) {
 	return tenant, limit, limit + int(text[2])
 }
 
+// ofTenant says whether the i-th key is a tenant's, without making it.
+func (b *slab[V]) ofTenant(class, i uint32, tenant string) bool {
+	if class == longClass {
+		return b.long[i].Tenant == tenant
+	}
+	text := b.text(class, i)
+	return int(text[0]) == len(tenant) && string(text[lengths:lengths+len(tenant)]) == tenant
+}
+
 // is compares the i-th key with k, which is of the same class.
 func (b *slab[V]) is(class, i uint32, k *limiter.Key) bool {
 	if class == longClass {
