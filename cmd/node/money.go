@@ -34,7 +34,6 @@ type money struct {
 type bank interface {
 	DrawBudget(ctx context.Context, d ledger.BudgetDraw) (ledger.BudgetDrawn, error)
 	Budgets(match func(*ledger.BudgetAccount) bool, most int) []ledger.BudgetAccount
-	Barrier(ctx context.Context) error
 }
 
 // held is what a Bill holds from Reserve to Settle.
@@ -338,15 +337,11 @@ func (m *money) settlePast(ctx context.Context) {
 	}
 }
 
-// settleAll settles for processes of before. None of them is in the view any more once this one is: so none can be
-// granted anything behind its back.
+// settleAll settles for processes of before. Where this one is in the view none of them is, and so none was
+// granted anything since: this node's replica, which has applied that view, knows all that they hold.
 func (m *money) settleAll(ctx context.Context, past []journal.Past) error {
-	l := m.bank()
 	if v := m.n.truth.Facts().View; v == nil || !member(v, m.n.self) {
 		return errors.New("this node is in no view yet")
-	}
-	if err := l.Barrier(ctx); err != nil {
-		return err
 	}
 	for i := range past {
 		if err := m.settleOne(ctx, &past[i]); err != nil {
