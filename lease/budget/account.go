@@ -113,7 +113,7 @@ func (a *account) hold(cost int64, ahead, emergency bool) (part int64, ok bool) 
 	switch {
 	case cost == 0:
 	case have >= cost && (ahead || !a.blocked):
-	case emergency && max(have, 0)+a.aside >= cost:
+	case emergency && have+a.aside >= cost:
 		part = cost - max(have, 0)
 		a.aside -= part
 	default:

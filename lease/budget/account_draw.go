@@ -59,7 +59,7 @@ func (a *account) next(at instant) (int64, duty) {
 	case len(a.line) > 0:
 		return max(a.notBefore, a.holdOff), help
 	case a.quiet() && (a.leaving || a.over(at)):
-		if a.n == 0 && a.spent == 0 || a.closed && a.spent == a.told {
+		if a.n == 0 || a.closed && a.spent == a.told {
 			return at.mono, forget
 		}
 		return a.holdOff, finish
@@ -143,8 +143,7 @@ func (a *account) block(at instant) int64 {
 
 // build makes the draw for a duty. What goes back is out of reach from here on, whatever becomes of the draw.
 func (a *account) build(at instant, holder uint64, what duty) {
-	have := a.avail()
-	kept := max(have, 0)
+	kept := max(a.avail(), 0)
 	switch enough := max(a.block(at), a.last); {
 	case what == finish || what == forget:
 		kept, a.aside = 0, 0
@@ -157,14 +156,15 @@ func (a *account) build(at instant, holder uint64, what duty) {
 	}
 	holding := max(min(a.allowed-a.spent, a.open+a.aside+kept), 0)
 	a.allowed = min(a.allowed, a.spent+holding)
+	a.aside = min(a.aside, max(holding-a.open, 0)) // the rest of it has gone into debt
 	a.n++
 	a.draw = Draw{Key: a.key, Terms: a.terms, Holder: holder, N: a.n, Spent: a.spent, Holding: holding}
 	a.draw.Final = what == finish && (a.known || a.spent == a.told) // what is not known there cannot end
-	switch what {
+	switch have := holding - a.open - a.aside; what {               // as it will be when the debt is told
 	case help:
-		a.wantHelp(at, kept+min(have, 0))
+		a.wantHelp(at, have)
 	case ahead:
-		a.wantAhead(a.block(at), kept+min(have, 0))
+		a.wantAhead(at, have)
 	}
 	a.drawing, a.calling, a.fails, a.reported = true, true, 0, at.mono
 }
@@ -188,17 +188,20 @@ func (a *account) wantHelp(at instant, have int64) {
 	}
 }
 
-// wantAhead asks for what have lacks of a block.
-func (a *account) wantAhead(block, have int64) {
-	lacking := max(amount(block-have), 1)
-	a.first = min(max(a.last, 1), lacking)
+// wantAhead asks for what is lacking of a block, but not for less than another request's cost.
+func (a *account) wantAhead(at instant, have int64) {
+	lacking := max(amount(a.block(at)-have), 1)
+	a.first = min(max(a.last, 1)+max(-have, 0), lacking)
 	a.draw.Least = a.first
 	a.draw.Need = add(a.first, a.spare-a.aside)
 	a.draw.Want = add(lacking, a.spare-a.aside)
 }
 
-// answered takes the outcome of the draw under way.
+// answered takes the outcome of the draw under way. One that comes when there is none is not believed.
 func (a *account) answered(at instant, res Drawn, err error, o outlook) {
+	if !a.calling {
+		return
+	}
 	if err == nil && res.N != a.draw.N {
 		err = fmt.Errorf("the ledger answered draw %d with %d", a.draw.N, res.N)
 	}
@@ -263,15 +266,14 @@ func (a *account) apply(at instant, res Drawn) {
 	a.heardN = d.N
 	a.answers++
 	a.known = true
-	// What was spent beyond all grants the ledger has counted: it is paid.
-	a.allowed = add(max(a.allowed, d.Spent), granted)
+	// As the ledger counts it now. What was spent beyond all grants is among what it knows of: that debt is told.
+	a.allowed = add(d.Spent+d.Holding, granted)
 	if d.Final || res.Closed {
 		a.closed = true
 		a.allowed = d.Spent
 		kind, err := a.shut(at)
 		a.refuseAll(kind, err)
 	}
-	a.aside = min(a.aside, max(a.allowed-a.spent-a.open, 0))
 	a.serve()
 	if d.Want == 0 {
 		return

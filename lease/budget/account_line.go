@@ -20,6 +20,9 @@ func (a *account) join(at instant, q *ask, o outlook) {
 	if a.fruitless > 0 && at.mono-a.notBefore > lastRound {
 		a.fruitless = 0 // long ago: others are asked again to give back
 	}
+	if a.last == 0 {
+		a.last = q.cost
+	}
 	short := q.least - max(a.avail(), 0)
 	known := at.mono < a.notBefore && short >= a.lacks
 	switch kind, err := a.shut(at); {
@@ -109,13 +112,13 @@ func (a *account) refuseAll(kind Kind, err error) {
 
 // cutOff decides for a request while the ledger is out of reach. It is not in the line.
 func (a *account) cutOff(q *ask, o outlook) {
-	have := max(a.avail(), 0)
+	have := a.avail()
 	switch {
 	case have >= q.least:
 		a.grant(q, min(have, q.cost))
 	case o.override && have+a.aside >= q.least:
 		granted := min(have+a.aside, q.cost)
-		q.emergency = granted - have
+		q.emergency = granted - max(have, 0)
 		a.aside -= q.emergency
 		a.grant(q, granted)
 	default:

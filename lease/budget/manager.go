@@ -66,6 +66,7 @@ type Manager struct {
 
 	mu      sync.Mutex
 	failing int64 // since when draws fail; never: they do not
+	last    int64 // when one was answered
 }
 
 // New returns a Manager that draws nothing before Run.
@@ -212,7 +213,7 @@ func (m *Manager) ask(ctx context.Context, d Draw) (Drawn, error) {
 		m.heard.Store(true)
 	}
 	m.met.draws.WithLabelValues(outcome).Inc()
-	m.reached()
+	m.reached(mono)
 	return res, err
 }
 
@@ -220,6 +221,9 @@ func (m *Manager) ask(ctx context.Context, d Draw) (Drawn, error) {
 func (m *Manager) failed(began, now int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if began < m.last {
+		began = now // others were answered meanwhile
+	}
 	m.failing = min(m.failing, began)
 	if now-m.failing < downAfter {
 		return
@@ -232,10 +236,10 @@ func (m *Manager) failed(began, now int64, err error) {
 }
 
 // reached notes a draw that was answered.
-func (m *Manager) reached() {
+func (m *Manager) reached(now int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.failing = never
+	m.failing, m.last = never, now
 	if m.down.Swap(nil) != nil {
 		m.log.Info("the ledger grants budgets again")
 		m.agenda.probing(0, false)

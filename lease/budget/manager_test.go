@@ -322,6 +322,9 @@ func TestWithoutLedgerABlockIsSpentAndNoMore(t *testing.T) {
 			m.Settle(take(t, m, charge("b", usd, 1000)), 1000)
 			time.Sleep(10 * time.Millisecond)
 		}
+		for i := range 50 { // who all have something to tell
+			m.Settle(take(t, m, charge(fmt.Sprint("x", i), usd, 1000)), 1000)
+		}
 		b.cut[0].Store(true)
 		held, _ := m.Level(key("b"))
 		served := int64(0)
@@ -542,11 +545,15 @@ func TestAHigherRevisionBinds(t *testing.T) {
 		c := charge("b", 1000, 1000)
 		m.Settle(take(t, m, c), 1000)
 		refused(t, m, Exhausted, c)
-		raised := c
+		for range 100 {
+			time.Sleep(20 * time.Millisecond)
+			refused(t, m, Exhausted, c)
+		}
+		raised, began := c, time.Now()
 		raised.Terms = &Terms{Amount: 3000, Revision: 2, Name: "b"}
 		taken := take(t, m, raised)
-		if taken[0].Amount != 3000 {
-			t.Errorf("taken: %+v", taken[0])
+		if took := time.Since(began); taken[0].Amount != 3000 || took > 2*commit {
+			t.Errorf("taken after %v: %+v", took, taken[0])
 		}
 		m.Settle(take(t, m, c), 500) // of the policy before
 		lowered := c
@@ -636,6 +643,7 @@ func TestDrainTellsAll(t *testing.T) {
 			m.Settle(take(t, m, charge(fmt.Sprint("b", i), usd, 1000)), 700)
 		}
 		open := take(t, m, charge("open", usd, 1000))
+		m.Settle(take(t, m, charge("free", usd, 0)), 700) // it did cost something
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if err := m.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -674,6 +682,22 @@ func TestATableThatIsFullRefuses(t *testing.T) {
 			t.Errorf("level: %+v", l)
 		}
 	})
+}
+
+func TestAnAnswerThatCannotBeIsNotBelieved(t *testing.T) {
+	for _, c := range []struct{ granted, want int64 }{{100, 100}, {50, 50}, {5000, 200}, {-1, 0}} {
+		at := instant{1e9, 1e9}
+		a := newAccount(key("b"), &Terms{Amount: 10_000, Revision: 1}, at)
+		a.join(at, &ask{cost: 100, least: 100}, outlook{})
+		d, _ := a.step(at, 1)
+		if d.Want != 200 {
+			t.Fatalf("draw: %+v", d)
+		}
+		a.answered(at, Drawn{N: d.N, Granted: c.granted, Spent: -5, Amount: 10_000, Free: 1 << 62}, nil, outlook{})
+		if a.allowed != c.want || a.total() != -5 || a.left() > MaxAmount {
+			t.Errorf("granted %d: %d may be spent; total %d, left %d", c.granted, a.allowed, a.total(), a.left())
+		}
+	}
 }
 
 func TestPeekChangesNothing(t *testing.T) {
