@@ -42,6 +42,7 @@ type offlineReport struct {
 	Kills        int               `json:"kills"`
 	Rungs        int               `json:"rungs"`
 	Tokens       int               `json:"tokens"`
+	Budgets      int               `json:"budgets"` // accounts
 	StateHash    string            `json:"state_hash"`
 }
 
@@ -62,7 +63,7 @@ func reportOf(r ledger.Report) offlineReport {
 	out := offlineReport{
 		Path: r.Path, Term: r.Term, FirstIndex: r.FirstIndex, LastIndex: r.LastIndex, LastTerm: r.LastTerm, AppliedIndex: r.AppliedIndex,
 		ClusterID: hex.EncodeToString(r.ClusterID), Epoch: r.Epoch, Revision: r.Revision,
-		Keys: r.Keys, Kills: r.Kills, Rungs: r.Rungs, Tokens: r.Tokens, StateHash: hex.EncodeToString(r.Hash[:]),
+		Keys: r.Keys, Kills: r.Kills, Rungs: r.Rungs, Tokens: r.Tokens, Budgets: r.Budgets, StateHash: hex.EncodeToString(r.Hash[:]),
 	}
 	for _, m := range r.Members {
 		out.Members = append(out.Members, offlineMember{string(m.ID), string(m.Address), m.Suffrage.String()})
@@ -89,8 +90,8 @@ func printReport(out io.Writer, r ledger.Report, asJSON bool) error {
 		for _, s := range v.Snapshots {
 			fmt.Fprintf(w, "snapshot\tindex %d, %d bytes %s\n", s.Index, s.Bytes, s.Error)
 		}
-		fmt.Fprintf(w, "applied\t%d\nstate\t%s\nepoch\t%d\npolicy\trevision %d\nkeys\t%d\nkills\t%d\nrungs\t%d\ntokens\t%d\n",
-			v.AppliedIndex, v.StateHash, v.Epoch, v.Revision, v.Keys, v.Kills, v.Rungs, v.Tokens)
+		fmt.Fprintf(w, "applied\t%d\nstate\t%s\nepoch\t%d\npolicy\trevision %d\nkeys\t%d\nkills\t%d\nrungs\t%d\ntokens\t%d\nbudgets\t%d\n",
+			v.AppliedIndex, v.StateHash, v.Epoch, v.Revision, v.Keys, v.Kills, v.Rungs, v.Tokens, v.Budgets)
 	})
 }
 

@@ -323,6 +323,8 @@ func (n *Node) budgetError(err error) error {
 		return &admin.Error{Code: admin.Conflict, Err: err}
 	case errors.As(err, &refused):
 		return refusal(err)
+	case errors.Is(err, ledger.ErrWallOff): // nothing was done
+		return &admin.Error{Code: admin.NoQuorum, Err: err}
 	}
 	return n.notProposed(err)
 }

@@ -173,7 +173,7 @@ func TestPickBudget(t *testing.T) {
 func TestBudgetErrors(t *testing.T) {
 	n := &Node{}
 	for want, err := range map[admin.Code]error{
-		admin.NotFound: fmt.Errorf("x: %w", ledger.ErrNoBudget), admin.Conflict: &ledger.PeriodError{Now: budgetNow}, admin.Invalid: &ledger.Refusal{Code: "invalid"}, admin.Unknown: ledger.ErrUnknownOutcome, admin.NoQuorum: ledger.ErrBusy,
+		admin.NotFound: fmt.Errorf("x: %w", ledger.ErrNoBudget), admin.Conflict: &ledger.PeriodError{Now: budgetNow}, admin.Invalid: &ledger.Refusal{Code: "invalid"}, admin.Unknown: ledger.ErrUnknownOutcome, admin.NoQuorum: ledger.ErrWallOff,
 	} {
 		var e *admin.Error
 		if !errors.As(n.budgetError(err), &e) || e.Code != want || !errors.Is(e, e.Err) {

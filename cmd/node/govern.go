@@ -441,7 +441,7 @@ func (n *Node) ledgerInfo(context.Context) (admin.LedgerInfo, error) {
 	info := admin.LedgerInfo{
 		ClusterID: hex.EncodeToString(f.ClusterID), Index: f.Index, Term: s.Term, Leader: n.cluster.LeaderName(), StateHash: hex.EncodeToString(f.Hash[:]),
 		PolicyRevision: f.Revision(), Voters: []string{},
-		Counts: map[string]int{"keys": f.KeyCount, "kills": f.Kills.Len(), "rungs": f.Rungs.Len(), "tokens": f.Tokens.Len(), "revisions": len(f.History), "audit": len(l.Audit(admin.MaxAudit, ledger.AuditFilter{}))},
+		Counts: map[string]int{"keys": f.KeyCount, "kills": f.Kills.Len(), "rungs": f.Rungs.Len(), "tokens": f.Tokens.Len(), "budgets": f.Budgets, "revisions": len(f.History), "audit": len(l.Audit(admin.MaxAudit, ledger.AuditFilter{}))},
 	}
 	for _, m := range l.Members() {
 		name := cluster.ServerIDName(string(m.ID))
