@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -365,48 +366,52 @@ const lastDraw = 1 << 63
 
 // settleOne says the last word on one process: for what it has spent, and for what it only held.
 func (m *money) settleOne(ctx context.Context, p *journal.Past) error {
-	spent := map[ledger.BudgetKey]int64{}
+	l, in := m.bank(), map[ledger.BudgetKey]bool{}
+	var lost int64
+	say := func(key ledger.BudgetKey, spent int64) error {
+		in[key] = true
+		counted, err := m.settleAccount(ctx, p, key, spent)
+		lost += counted
+		return err
+	}
 	for i := range p.Accounts {
 		a := &p.Accounts[i]
-		spent[budgetKey(&a.Account)] = a.Settled + a.Open
-	}
-	for _, a := range m.bank().Budgets(func(a *ledger.BudgetAccount) bool { return holds(a, p.Incarnation) }, ledger.MaxBudgets) {
-		spent[a.Key] += 0
-	}
-	var lost int64
-	for key, total := range spent {
-		r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
-			Key: key, Holder: p.Incarnation, N: lastDraw, Spent: total, Final: true, Lost: p.Damaged != "",
-		})
-		if errors.Is(err, ledger.ErrNoBudget) {
-			continue // forgotten: its period is long over
-		}
-		if err != nil {
+		if err := say(budgetKey(&a.Account), a.Settled+a.Open); err != nil {
 			return err
 		}
-		if r.Lost > 0 {
-			a := journal.Account{Tenant: key.Tenant, Budget: key.Limit, Subject: key.Subject, Start: key.Start, End: key.End}
-			if err := m.journal.Lost(p.Incarnation, a, r.Lost); err != nil {
-				return err
-			}
-			lost += r.Lost
+	}
+	for _, a := range l.Budgets(func(a *ledger.BudgetAccount) bool { return knows(a, p.Incarnation) && !in[a.Key] }, ledger.MaxBudgets) {
+		if err := say(a.Key, 0); err != nil {
+			return err
 		}
 	}
-	m.n.log.Info("settled for an earlier process of this node", "incarnation", fmt.Sprintf("%016x", p.Incarnation), "accounts", len(spent), "damaged", p.Damaged, "counted_as_lost_nano_usd", lost)
+	m.n.log.Info("settled for an earlier process of this node", "incarnation", fmt.Sprintf("%016x", p.Incarnation), "accounts", len(in), "damaged", p.Damaged, "counted_as_lost_nano_usd", lost)
 	return m.journal.Closed(p.Incarnation)
+}
+
+// settleAccount says the last word on one account of a process, and what the ledger counted as lost of it.
+func (m *money) settleAccount(ctx context.Context, p *journal.Past, key ledger.BudgetKey, total int64) (lost int64, err error) {
+	r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
+		Key: key, Holder: p.Incarnation, N: lastDraw, Spent: total, Final: true, Lost: p.Damaged != "",
+	})
+	if errors.Is(err, ledger.ErrNoBudget) {
+		return 0, nil // forgotten: its period is long over
+	}
+	if err != nil || r.Lost == 0 {
+		return 0, err
+	}
+	a := journal.Account{Tenant: key.Tenant, Budget: key.Limit, Subject: key.Subject, Start: key.Start, End: key.End}
+	return r.Lost, m.journal.Lost(p.Incarnation, a, r.Lost)
 }
 
 func budgetKey(a *journal.Account) ledger.BudgetKey {
 	return ledger.BudgetKey{Key: limiter.Key{Tenant: a.Tenant, Limit: a.Budget, Subject: a.Subject}, Start: a.Start, End: a.End}
 }
 
-func holds(a *ledger.BudgetAccount, holder uint64) bool {
-	for i := range a.Holders {
-		if a.Holders[i].Holder == holder {
-			return !a.Holders[i].Closed
-		}
-	}
-	return false
+// knows says whether a holder is in an account: also one that has no more of it, since what was counted as lost may
+// not have come as far as to the journal.
+func knows(a *ledger.BudgetAccount, holder uint64) bool {
+	return slices.ContainsFunc(a.Holders, func(h ledger.BudgetHolder) bool { return h.Holder == holder })
 }
 
 // end says the last word on what this process has spent, so that nothing stays outstanding. Where that fails, the
