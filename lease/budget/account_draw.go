@@ -160,7 +160,8 @@ func (a *account) build(at instant, holder uint64, what duty) {
 	a.n++
 	a.draw = Draw{Key: a.key, Terms: a.terms, Holder: holder, N: a.n, Spent: a.spent, Holding: holding}
 	a.draw.Final = what == finish && (a.known || a.spent == a.told) // what is not known there cannot end
-	switch have := holding - a.open - a.aside; what {               // as it will be when the debt is told
+	// What will be available once the debt is told.
+	switch have := holding - a.open - a.aside; what {
 	case help:
 		a.wantHelp(at, have)
 	case ahead:

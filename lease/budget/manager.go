@@ -41,9 +41,10 @@ func (c *Config) Validate() error {
 }
 
 // drawFor is how long one try of a draw takes at most; downAfter is how long all tries have failed when the ledger counts
-// as out of reach.
+// as out of reach; warnEvery is the time between two lines in the log of the same kind.
 const (
 	drawFor   = 2 * time.Second
+	warnEvery = int64(10 * time.Second)
 	downAfter = int64(time.Second)
 )
 
@@ -61,6 +62,7 @@ type Manager struct {
 	ahead    atomic.Int64 // of the ledger's clock before the monotonic one
 	heard    atomic.Bool  // ahead is known
 	down     atomic.Pointer[error]
+	warned   atomic.Int64 // when the log last said that the ledger refuses
 	draining atomic.Bool
 	dropped  chan struct{} // to Drain: an account is gone
 
@@ -78,6 +80,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), table: newTable(),
 		agenda: agenda{soon: make(chan struct{}, 1)}, dropped: make(chan struct{}, 1), failing: never,
 	}
+	m.warned.Store(-warnEvery)
 	var err error
 	if m.met, err = newMetrics(cfg.Registerer, m); err != nil {
 		return nil, err
@@ -172,7 +175,7 @@ func (m *Manager) step(ctx context.Context, c *cell) bool {
 		return false
 	}
 	c.mu.Unlock()
-	res, err := m.ask(ctx, d)
+	res, err := m.ask(ctx, d, what == retry)
 	at = m.instant()
 	c.mu.Lock()
 	c.answered(at, res, err, m.outlook())
@@ -181,8 +184,9 @@ func (m *Manager) step(ctx context.Context, c *cell) bool {
 	return true
 }
 
-// ask makes a draw, and notes whether the ledger can be reached and what its clock says.
-func (m *Manager) ask(ctx context.Context, d Draw) (Drawn, error) {
+// ask makes a draw, and notes whether the ledger can be reached and what its clock says. That of a draw that comes again may be of
+// when it came first.
+func (m *Manager) ask(ctx context.Context, d Draw, again bool) (Drawn, error) {
 	began, _ := m.cfg.Clock()
 	ctx, stop := context.WithTimeout(ctx, drawFor)
 	res, err := m.cfg.Draw(ctx, d)
@@ -200,15 +204,19 @@ func (m *Manager) ask(ctx context.Context, d Draw) (Drawn, error) {
 		}
 	case errors.As(err, &period):
 		outcome, now = "out_of_period", period.Now
-	case errors.As(err, &stale), errors.Is(err, ErrNoAccount), errors.Is(err, ErrNotDone):
+	case errors.As(err, &stale), errors.Is(err, ErrNoAccount):
 		outcome = "not_done"
-		m.log.Warn("the ledger refused a draw of a budget", "tenant", d.Key.Tenant, "budget", d.Key.Limit, "n", d.N, "error", err)
+	case errors.Is(err, ErrNotDone):
+		outcome = "not_done"
+		if last := m.warned.Load(); mono-last >= warnEvery && m.warned.CompareAndSwap(last, mono) {
+			m.log.Warn("the ledger refuses draws of budgets", "tenant", d.Key.Tenant, "budget", d.Key.Limit, "error", err)
+		}
 	default:
 		m.met.draws.WithLabelValues("unknown").Inc()
 		m.failed(began, mono, err)
 		return res, err
 	}
-	if now > 0 {
+	if now > 0 && (!again || m.heard.Load() && now-mono > m.ahead.Load()) {
 		m.ahead.Store(now - mono)
 		m.heard.Store(true)
 	}

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type bed struct {
 	managers []*Manager
 	cut      []atomic.Bool  // the node's draws find nobody
 	wallOff  []atomic.Int64 // ns, of its wall clock
+	deaf     atomic.Bool    // draws are made, and their answers lost
 	tries    atomic.Int64
 	override atomic.Bool
 	began    time.Time
@@ -77,8 +79,8 @@ func (b *bed) draw(ctx context.Context, node int, d Draw) (Drawn, error) {
 	time.Sleep(commit / 2)
 	res, err := b.ledger.Draw(d, time.Now().UnixNano())
 	time.Sleep(commit / 2)
-	if ctx.Err() != nil {
-		return Drawn{}, ctx.Err()
+	if ctx.Err() != nil || b.deaf.Load() {
+		return Drawn{}, cmp.Or(ctx.Err(), errNobody)
 	}
 	return res, err
 }
@@ -178,12 +180,13 @@ func TestALeasedRequestWaitsForNobody(t *testing.T) {
 // TestABudgetIsUsedToItsEnd: nothing over, and nearly nothing left.
 func TestABudgetIsUsedToItsEnd(t *testing.T) {
 	for _, c := range []struct {
-		name         string
-		cost, actual int64
+		name                string
+		cost, least, actual int64
 	}{
-		{"exact", 200_000, 200_000},
-		{"half of what was reserved", 400_000, 200_000},
-		{"a tenth of what was reserved", 2_000_000, 200_000},
+		{"exact", 200_000, 0, 200_000},
+		{"half of what was reserved", 400_000, 0, 200_000},
+		{"a tenth of what was reserved", 2_000_000, 0, 200_000},
+		{"or as much as there is", 2_000_000, 50_000, 200_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, 3, func(t *testing.T, b *bed) {
@@ -195,14 +198,16 @@ func TestABudgetIsUsedToItsEnd(t *testing.T) {
 					wg.Go(func() {
 						m := b.managers[i%3]
 						for {
-							out := make([]Taken, 1)
-							err := m.Take(t.Context(), []Charge{charge("b", total, c.cost)}, out)
+							out, ch := make([]Taken, 1), charge("b", total, c.cost)
+							ch.Least = c.least
+							err := m.Take(t.Context(), []Charge{ch}, out)
 							var r *Refused
 							switch {
 							case err == nil:
 								time.Sleep(time.Duration(rng.IntN(int(40 * time.Millisecond))))
-								spent.Add(c.actual)
-								m.Settle(out, c.actual)
+								actual := min(c.actual, out[0].Granted)
+								spent.Add(actual)
+								m.Settle(out, actual)
 							case errors.As(err, &r) && r.Kind == InFlight:
 								time.Sleep(r.RetryAfter)
 							case errors.As(err, &r) && r.Kind == Exhausted:
@@ -216,7 +221,7 @@ func TestABudgetIsUsedToItsEnd(t *testing.T) {
 				}
 				wg.Wait()
 				// A request that reserves more than is left is refused, so the last reservation stays unused.
-				if got := spent.Load(); got > total || got < min(total*98/100, total-c.cost) {
+				if got := spent.Load(); got > total || got < min(total*98/100, total-c.cost) || c.least > 0 && got < total-c.least {
 					t.Errorf("%d of %d spent", got, total)
 				}
 				time.Sleep(2 * time.Second)
@@ -537,6 +542,32 @@ func TestPeriodsAreTheLedgers(t *testing.T) {
 			t.Errorf("the next period has %d spent", a.spent)
 		}
 	}, 26*time.Hour)
+}
+
+// TestALateAnswerTurnsNoClockBack: a draw that comes again is answered as of when it came first.
+func TestALateAnswerTurnsNoClockBack(t *testing.T) {
+	for _, heard := range []bool{false, true} {
+		inBubble(t, 1, func(t *testing.T, b *bed) {
+			m := b.managers[0]
+			if heard {
+				m.Settle(take(t, m, charge("a", 1000, 100)), 100)
+				time.Sleep(time.Minute)
+			}
+			b.deaf.Store(true)
+			refused(t, m, Unavailable, charge("b", 1000, 100))
+			time.Sleep(time.Hour)
+			b.deaf.Store(false)
+			for range 2000 {
+				time.Sleep(time.Millisecond)
+				if off := time.Duration(m.Now() - time.Now().UnixNano()); off.Abs() > time.Second {
+					t.Fatalf("the ledger's clock is %v off", off)
+				}
+			}
+			if l, known := m.Level(key("b")); known || b.outstanding(key("b")) != 0 {
+				t.Errorf("what nobody wants any more did not go back: %+v", l)
+			}
+		})
+	}
 }
 
 func TestAHigherRevisionBinds(t *testing.T) {
