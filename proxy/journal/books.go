@@ -62,9 +62,7 @@ func (b *book) usage(id uint64, outcome string, parts []Part) *pending {
 		p := &parts[i]
 		switch t := b.total(&p.Account); outcome {
 		case Lost:
-			if t.lost == 0 {
-				t.lost = p.Amount
-			}
+			t.lost = p.Amount // admitUsage lets the first pass
 		case Crashed:
 			t.crashed, t.requests = add(t.crashed, p.Amount), t.requests+1
 		default:

@@ -274,7 +274,7 @@ func (w *world) know() {
 // disturb lets the disk refuse, or work again.
 func (w *world) disturb() {
 	w.disk.room, w.disk.fails = -1, map[string]bool{}
-	switch rapid.IntRange(0, 3).Draw(w.t, "trouble") {
+	switch rapid.IntRange(0, 4).Draw(w.t, "trouble") {
 	case 1:
 		w.disk.room = rapid.IntRange(0, 600).Draw(w.t, "room")
 	case 2:
@@ -282,6 +282,9 @@ func (w *world) disturb() {
 	case 3:
 		w.disk.room = rapid.IntRange(0, 600).Draw(w.t, "room")
 		w.disk.fails["truncate"] = true
+		w.self.torn = true
+	case 4:
+		w.disk.fails["lie"], w.disk.fails["truncate"] = true, true
 		w.self.torn = true
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -223,6 +224,46 @@ func TestFlippedCheckpoint(t *testing.T) {
 		if past == nil || !maps.Equal(sumsOf(past), sumsOf(before)) || !maps.Equal(usage, usage2) {
 			t.Fatalf("byte %d: the books are %v, the usage %v, before %v and %v", at, past, usage2, before, usage)
 		}
+	}
+}
+
+// TestStrayBlocks: frames that are whole but stand elsewhere than they were written for are
+// not believed: an old block of the disk, or one of another segment of the same process.
+func TestStrayBlocks(t *testing.T) {
+	d, name, ends := lived(t)
+	whole := d.names[name].data
+	stray := whole[ends[1]:ends[len(ends)-1]] // all reservations and usages
+	past, usage := reopen(t, d.with(name, slices.Concat(whole, stray)), 2)
+	if want := booksOf(script()); past.Damaged == "" || !maps.Equal(sumsOf(past), want) || !maps.Equal(usage, want) {
+		t.Errorf("at another offset: %+v, usage %v, want %v", past, usage, want)
+	}
+	next := origin{2, 1}
+	other := d.with("/usage/"+next.name(), whole)
+	past, usage = reopen(t, other, 3)
+	if want := booksOf(script()); past.Damaged == "" || !maps.Equal(sumsOf(past), want) || !maps.Equal(usage, want) {
+		t.Errorf("in another segment: %+v, usage %v, want %v", past, usage, want)
+	}
+}
+
+// TestMissing: a segment that is gone, or that does not know its own process, is damage.
+func TestMissing(t *testing.T) {
+	d, name, _ := lived(t)
+	o := origin{3, 9}
+	rec, from := begin(nil, recHead)
+	text := o.appendFrame(nil, 0, end(putHead(rec, &head{version: version, segment: 3, incarnation: 9, node: "a", boot: "boot 1"}), from))
+	l, err := Open(testConfig(d.with("/usage/"+o.name(), text), 10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	abandon(l)
+	if past := l.Unclosed(); len(past) != 1 || past[0].Incarnation != 9 || past[0].Damaged == "" {
+		t.Errorf("without a checkpoint of its own: %+v", past)
+	}
+	// Segment 2 is gone, and the beginning of 3 is damaged: the books go back to 1.
+	gone := d.with("/usage/"+o.name(), text[:len(text)-1])
+	past, _ := reopen(t, gone, 11)
+	if past == nil || !strings.Contains(past.Damaged, "missing") || !maps.Equal(sumsOf(past), booksOf(script())) {
+		t.Errorf("without segment 2 of %s: %+v", name, past)
 	}
 }
 

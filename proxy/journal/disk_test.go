@@ -224,7 +224,7 @@ func (h *handle) ReadAt(p []byte, at int64) (int, error) {
 	return n, nil
 }
 
-func (h *handle) WriteAt(p []byte, at int64) (int, error) {
+func (h *handle) WriteAt(p []byte, at int64) (done int, err error) {
 	d := h.disk
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -235,6 +235,8 @@ func (h *handle) WriteAt(p []byte, at int64) (int, error) {
 		n = n * d.torn / 100
 	case err != nil:
 		return 0, err
+	case d.fails["lie"]: // it is written, and said not to be
+		defer func() { done, err = 0, syscall.EIO }()
 	case d.room >= 0 && n > d.room:
 		n, err = d.room, syscall.ENOSPC
 	}

@@ -146,9 +146,6 @@ func (s *scanner) checkpoint(h head) (bs books, err error) {
 			return nil, errNoHead
 		}
 	}
-	if bs.find(h.incarnation) == nil {
-		return nil, errNoHead
-	}
 	return bs, nil
 }
 
@@ -265,11 +262,12 @@ func (f folder) scan(s *segment, do func(*scanner) error) error {
 // replay enters a segment's records. Of one that is not the base the beginning is damaged.
 func (f folder) replay(r *recovered, s *segment, base bool) error {
 	own := r.books.find(s.incarnation)
-	if own == nil {
+	known := own != nil
+	if !known {
 		own = newBook(s.incarnation, s.node, "")
 		r.books = append(r.books, own)
 	}
-	if !base {
+	if !known || !base {
 		own.damage("the beginning of " + s.name() + " is damaged")
 	}
 	s.first, s.last, s.dated = 0, 0, true
@@ -316,13 +314,11 @@ func (r *recovered) enter(s *segment, own *book, payload []byte, u *Usage) error
 	}
 	switch kind {
 	case recReservation:
-		own.stopped = false
 		return own.reserve(bytes.Clone(payload), s.segment)
 	case recUsage:
 		if err := names(nil).usage(message, u); err != nil {
 			return err
 		}
-		own.stopped = false
 		s.saw(nanos(u.Time))
 		b := own
 		if u.Incarnation != 0 && u.Incarnation != own.incarnation {

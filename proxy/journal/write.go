@@ -232,18 +232,18 @@ func (l *Log) trimNow() {
 // writeBatch writes the entries' frames with one call and says how many bytes hold; bad is
 // why not all of them, or why the disk may not have them.
 func (l *Log) writeBatch(batch []*entry, rotate bool) (end int64, bad error) {
+	sync := l.cfg.SyncEach || slices.ContainsFunc(batch, func(e *entry) bool { return e.sync })
 	if rotate {
-		if err := l.next(l.cfg.SyncEach); err != nil {
+		if err := l.next(sync); err != nil {
 			return l.current.end, err
 		}
 	}
-	from, buf, sync := l.current.end, l.buf[:0], l.cfg.SyncEach
+	from, buf := l.current.end, l.buf[:0]
 	for _, e := range batch {
 		if e.kind != 0 {
 			buf = l.current.appendFrame(buf, from+int64(len(buf)), e.payload)
 		}
 		e.upTo = from + int64(len(buf))
-		sync = sync || e.sync
 	}
 	n := 0
 	if len(buf) > 0 {
@@ -262,13 +262,26 @@ func (l *Log) writeBatch(batch []*entry, rotate bool) (end int64, bad error) {
 		l.buf = nil
 	}
 	if bad == nil && sync {
-		if bad = l.timedSync(l.file); bad != nil {
-			l.mu.Lock()
-			l.rotate = true // see syncOnce
-			l.mu.Unlock()
-		}
+		bad = l.syncCurrent()
 	}
 	return end, bad
+}
+
+// syncCurrent brings the current segment to the disk, also its name.
+func (l *Log) syncCurrent() error {
+	l.mu.Lock()
+	renamed := l.renamed
+	l.mu.Unlock()
+	err := l.timedSync(l.file)
+	if err == nil && renamed {
+		err = l.folder.fs.SyncDir(l.folder.dir)
+	}
+	if err != nil {
+		l.mu.Lock()
+		l.rotate = true // see syncOnce
+		l.mu.Unlock()
+	}
+	return err
 }
 
 // finish enters a batch into the books and tells those that wait. The caller holds mu.
@@ -417,7 +430,7 @@ func (l *Log) next(sync bool) error {
 		l.segments = append(slices.Clip(l.segments), last)
 		l.retired = append(l.retired, l.file)
 	}
-	l.file, l.rotate, l.renamed = file, false, true
+	l.file, l.rotate, l.renamed = file, false, l.renamed || !sync
 	l.current = segment{origin: origin{h.segment, h.incarnation}, node: h.node, created: h.created, begin: size, end: size}
 	if !l.dirty {
 		l.dirty = true
