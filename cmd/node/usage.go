@@ -136,8 +136,14 @@ func lacks(node string, err error, partial bool) (admin.Missing, error) {
 type usageStream struct {
 	node    string
 	batches chan []journal.Usage // closed at the end, after err was set
+	spare   chan []journal.Usage // used up, to be filled again
 	err     error
+	batch   []journal.Usage // that head is the rest of
 	head    []journal.Usage
+}
+
+func newUsageStream(node string) *usageStream {
+	return &usageStream{node: node, batches: make(chan []journal.Usage, usageAhead), spare: make(chan []journal.Usage, 1)}
 }
 
 // run reads a source to its end.
@@ -151,15 +157,19 @@ func (s *usageStream) run(ctx context.Context, source usageSource, q journal.Que
 	send := func() error {
 		select {
 		case s.batches <- batch:
-			batch = make([]journal.Usage, 0, usageBatch)
-			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		select {
+		case batch = <-s.spare:
+		default:
+			batch = make([]journal.Usage, 0, usageBatch)
+		}
+		return nil
 	}
 	err := source.read(ctx, q, func(u *journal.Usage) error {
 		c := *u
-		c.Parts = slices.Clone(u.Parts) // they are the reader's
+		c.Parts = nil // they are the reader's, and no export has them
 		if batch = append(batch, c); len(batch) < cap(batch) {
 			return nil
 		}
@@ -176,16 +186,22 @@ func (s *usageStream) next(ctx context.Context) (bool, error) {
 	if len(s.head) > 0 {
 		return true, nil
 	}
+	if s.batch != nil {
+		select {
+		case s.spare <- s.batch[:0]:
+		default:
+		}
+	}
 	select {
 	case batch, ok := <-s.batches:
-		s.head = batch
+		s.batch, s.head = batch, batch
 		return ok, nil
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
 }
 
-// mergeUsage hands the records of all sources to fn, the earliest first.
+// mergeUsage hands the records of all sources to fn, the earliest first. fn must not keep them.
 func mergeUsage(ctx context.Context, sources []usageSource, q journal.Query, partial bool, fn func(*journal.Usage) error) (missing []admin.Missing, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -193,7 +209,7 @@ func mergeUsage(ctx context.Context, sources []usageSource, q journal.Query, par
 	defer cancel()
 	streams := make([]*usageStream, len(sources))
 	for i, source := range sources {
-		s := &usageStream{node: source.node, batches: make(chan []journal.Usage, usageAhead)}
+		s := newUsageStream(source.node)
 		streams[i] = s
 		wg.Go(func() { s.run(ctx, source, q) })
 	}

@@ -45,7 +45,7 @@ func used(node string, n int) []journal.Usage {
 	for i := range out {
 		out[i] = journal.Usage{
 			Node: node, Incarnation: 7, Time: usageEpoch.Add(time.Duration(i/2) * time.Second), RequestID: fmt.Sprint(node, i), Tenant: "acme", Key: "k", Model: "m",
-			Input: 10, Output: 3, Cost: 1_000_000_001, Outcome: "ok", Status: 200, Parts: []journal.Part{{Account: journal.Account{Budget: "b"}, Amount: int64(i)}},
+			Input: 10, Output: 3, Cost: 1_000_000_001, Outcome: "ok", Status: 200, Reserved: int64(i), Parts: []journal.Part{{Amount: int64(i)}},
 		}
 	}
 	return out
@@ -77,8 +77,8 @@ func TestUsageIsMerged(t *testing.T) {
 			if u.Time.Before(last) {
 				t.Errorf("%s came after %s", u.Time, last)
 			}
-			if fmt.Sprint(u.Node, u.Parts[0].Amount) != u.RequestID {
-				t.Errorf("%s has the parts of another: %+v", u.RequestID, u.Parts)
+			if fmt.Sprint(u.Node, u.Reserved) != u.RequestID || u.Parts != nil {
+				t.Errorf("%s is mixed up with another: %+v", u.RequestID, u)
 			}
 			last = u.Time
 			got = append(got, u.RequestID)
@@ -244,5 +244,78 @@ func TestTopUsage(t *testing.T) {
 	}
 	if plus[int64](math.MaxInt64-1, 5) != math.MaxInt64 || plus[int64](2, 3) != 5 {
 		t.Error("a sum goes over")
+	}
+}
+
+// endless is a source whose records never end; it counts them.
+func endless(node string, made *int64) usageSource {
+	return usageSource{node: node, read: func(_ context.Context, _ journal.Query, fn func(*journal.Usage) error) error {
+		for u := used(node, 1)[0]; ; u.Time = u.Time.Add(time.Millisecond) {
+			*made++
+			if err := fn(&u); err != nil {
+				return err
+			}
+		}
+	}}
+}
+
+// stuck is a reader that takes no more.
+type stuck struct{ ctx context.Context }
+
+func (s stuck) Write([]byte) (int, error) {
+	<-s.ctx.Done()
+	return 0, s.ctx.Err()
+}
+
+// TestUsageIsStreamed: nodes read no further ahead than the reader takes, however much there is.
+func TestUsageIsStreamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var made [3]int64
+		var sources []usageSource
+		for i := range made {
+			sources = append(sources, endless(fmt.Sprintf("gw-%d", i), &made[i]))
+		}
+		done := make(chan error)
+		go func() {
+			_, err := exportUsage(ctx, sources, stuck{ctx}, admin.UsageQuery{Location: time.UTC, Format: admin.UsageCSV, Partial: true})
+			done <- err
+		}()
+		synctest.Wait()
+		const most = (usageAhead+3)*usageBatch + 64<<10/100 // and what the encoder buffers, at over 100 bytes each
+		for i, n := range made {
+			if n > most {
+				t.Errorf("%d records of a node were read for a reader that took none", n)
+			}
+			if n == 0 {
+				t.Errorf("node %d was not read", i)
+			}
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// BenchmarkUsageExport is one record's way from three nodes into a CSV.
+func BenchmarkUsageExport(b *testing.B) {
+	sources := make([]usageSource, 3)
+	for i := range sources {
+		name := fmt.Sprintf("gw-%d", i)
+		sources[i] = usageSource{node: name, read: func(_ context.Context, _ journal.Query, fn func(*journal.Usage) error) error {
+			u := used(name, 1)[0]
+			for range b.N/3 + 1 {
+				u.Time = u.Time.Add(time.Millisecond)
+				if err := fn(&u); err != nil {
+					return err
+				}
+			}
+			return nil
+		}}
+	}
+	b.ReportAllocs()
+	if _, err := exportUsage(b.Context(), sources, io.Discard, admin.UsageQuery{Location: time.UTC, Format: admin.UsageCSV}); err != nil {
+		b.Fatal(err)
 	}
 }
