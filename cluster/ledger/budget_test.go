@@ -1250,3 +1250,34 @@ func TestAlertsDoNotPushOutWhatPeopleDid(t *testing.T) {
 		t.Errorf("the last three alerts are %+v", got)
 	}
 }
+
+// TestAccountsDoNotGoBack: neither in time, where a leader's clock is behind, nor in terms.
+func TestAccountsDoNotGoBack(t *testing.T) {
+	b := newBank(t)
+	k := monthly("b")
+	b.now = k.End - minute
+	d := BudgetDraw{Key: k, Terms: terms(100), Holder: 1, N: 1, Want: 10, Need: 10}
+	_, err := b.drawBudget(d)
+	must(t, err)
+	newest := b.now
+	b.now -= hour
+	d.N, d.Holding, d.Terms.Amount = 2, 10, 1000 // of the same revision
+	if got, err := b.drawBudget(d); err != nil || got.Time.UnixNano() != newest || got.Amount != 100 {
+		t.Errorf("an hour back a draw gives %+v, %v", got, err)
+	}
+	if got, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: k.message(), Amount: 1, Reason: "r"})); err != nil || got.Time.UnixNano() != newest {
+		t.Errorf("an hour back a correction gives %+v, %v", got, err)
+	}
+	d.N, d.Terms.Revision = 3, 0
+	if got, err := b.drawBudget(d); err != nil || got.Amount != 100 {
+		t.Errorf("terms of a lower revision: %+v, %v", got, err)
+	}
+	made := monthly("made by hand") // without terms: any bind
+	if _, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: made.message(), Amount: 1, Reason: "r"})); err != nil {
+		t.Fatal(err)
+	}
+	d.Key, d.Holding = made, 0
+	if got, err := b.drawBudget(d); err != nil || got.Amount != 1000 || got.Granted != 10 || got.Spent != 1 {
+		t.Errorf("the first terms: %+v, %v", got, err)
+	}
+}
