@@ -203,7 +203,7 @@ func (m *Manager) ask(ctx context.Context, d Draw, again bool) (Drawn, error) {
 			outcome = "refused"
 		}
 	case errors.As(err, &period):
-		outcome, now = "out_of_period", period.Now
+		outcome, now, again = "out_of_period", period.Now, false
 	case errors.As(err, &stale), errors.Is(err, ErrNoAccount):
 		outcome = "not_done"
 	case errors.Is(err, ErrNotDone):

@@ -570,6 +570,30 @@ func TestALateAnswerTurnsNoClockBack(t *testing.T) {
 	}
 }
 
+// TestAPeriodThatEndedInAnOutageIsLeft: the draw that comes again is refused, and that refusal has the clock.
+func TestAPeriodThatEndedInAnOutageIsLeft(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, b *bed) {
+		m := b.managers[0]
+		c := charge("b", 1000, 100)
+		c.Key.Start, c.Key.End = m.Now(), m.Now()+int64(time.Minute)
+		m.Settle(take(t, m, charge("a", 1000, 100)), 100)
+		b.wallOff[0].Store(int64(time.Hour))
+		b.cut[0].Store(true)
+		refused(t, m, Unavailable, c)
+		time.Sleep(2 * time.Minute)
+		b.cut[0].Store(false)
+		time.Sleep(5 * time.Second)
+		r := refused(t, m, OutOfPeriod, c)
+		if off := time.Duration(r.Now - time.Now().UnixNano()); off.Abs() > time.Second {
+			t.Errorf("the ledger's clock is %v off", off)
+		}
+		time.Sleep(5 * time.Second)
+		if l, known := m.Level(c.Key); known {
+			t.Errorf("an account that never had anything is kept after its period: %+v", l)
+		}
+	})
+}
+
 func TestAHigherRevisionBinds(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, b *bed) {
 		m := b.managers[0]
