@@ -288,9 +288,9 @@ func (h *Holder) rearm(s *tab, c *cell, p *lender, now int64, came bool) {
 // shadow charge perhaps not), the index in cs of the refusing charge, TableFull or NotOwner (then
 // nothing of which is held). A decision on a peek only fills ds.
 func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent int64, ds []limiter.Decision) (refused int, ok bool) {
-	at := h.cfg.Clock()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	at := h.cfg.Clock() // R7: not what it was before somebody else had the lock
 	a := &h.asks[d.ID%maxAsked]
 	order := indices(which, len(cs))
 	if d.ID == 0 || a.id != d.ID || len(d.Charges) != 0 && len(d.Charges) != len(order) ||

@@ -18,6 +18,11 @@ const tries = 64
 // is never refused, but may be missing. ds[i] is what decided cs[i]; of a missing one only what can be
 // said without its owner.
 func (h *Holder) Take(cs []limiter.Charge, ds []limiter.Decision) (refused int, missing uint32) {
+	return h.take(cs, ds, true)
+}
+
+// take is Take. A request that tries again is asked for once, as far as demand goes.
+func (h *Holder) take(cs []limiter.Charge, ds []limiter.Decision, first bool) (refused int, missing uint32) {
 	ds = ds[:len(cs)]
 	at := h.cfg.Clock()
 	var cells [limiter.MaxCharges]*cell
@@ -25,7 +30,7 @@ func (h *Holder) Take(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 	for i := range cs {
 		c, d := &cs[i], &ds[i]
 		c.Held, c.At = nil, limiter.NotTaken
-		cells[i] = h.takeOne(at, c, d)
+		cells[i] = h.takeOne(at, c, d, first)
 		switch {
 		case cells[i] != nil:
 			c.Held, c.At = cells[i].series, d.At
@@ -54,14 +59,16 @@ func (h *Holder) Take(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 
 // takeOne takes a charge and returns the lease that covered it. nil: none did; then d says whether a
 // refusal lease refuses it.
-func (h *Holder) takeOne(at Instant, c *limiter.Charge, d *limiter.Decision) *cell {
+func (h *Holder) takeOne(at Instant, c *limiter.Charge, d *limiter.Decision, first bool) *cell {
 	*d = limiter.Decision{Admitted: true, By: limiter.ByOwner, At: at.Now}
 	b := h.table.Load().find(h.hashOf(&c.Key), &c.Key)
 	if b == nil {
 		return nil
 	}
 	cost := max(c.Cost, 0)
-	b.ask(cost)
+	if first {
+		b.ask(cost)
+	}
 	if cell := h.takeFrom(b, at, c.Limit, cost, d); cell != nil {
 		return cell
 	}

@@ -71,7 +71,8 @@ func (m *Manager) Take(ctx context.Context, cs []limiter.Charge, ds []limiter.De
 	return t.run(missing)
 }
 
-// Peek decides as Take would, asking the owners, and changes nothing.
+// Peek decides as Take would, asking the owners, and takes nothing. An owner goes on to the charges' limits, where
+// these are newer, and draws what they would need of the ledger.
 func (m *Manager) Peek(ctx context.Context, cs []limiter.Charge, ds []limiter.Decision) (refused int) {
 	refused, missing := m.holder.Peek(cs, ds)
 	if missing == 0 || refused != -1 {
@@ -339,7 +340,7 @@ func (t *taking) gone(which uint32) (refused int, open uint32, out outcome) {
 func (t *taking) local(which uint32) (refused int, open uint32) {
 	sub, index := subset(t.cs, which)
 	ds := make([]limiter.Decision, len(sub))
-	refused, missing := t.m.holder.Take(sub, ds)
+	refused, missing := t.m.holder.take(sub, ds, false)
 	for i := range sub {
 		t.cs[index[i]], t.ds[index[i]] = sub[i], ds[i]
 		if refused == -1 && missing>>i&1 == 0 {

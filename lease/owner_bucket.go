@@ -555,7 +555,10 @@ func (o *Owner) replace(b *bucket, s *series, from *limiter.Limit) {
 		s.share, s.oldShare, s.high, s.depth = 0, 0, 0, 0
 		return
 	}
-	if b.limit.Algorithm == limiter.GCRA {
+	switch {
+	case b.limit.Durable(): // nothing comes in by itself, but from the ledger
+		s.share = 0
+	case b.limit.Algorithm == limiter.GCRA:
 		s.share = uint32(min(b.limit.Share(uint64(share), from), limiter.ShareOne))
 		s.setBefore(b.limit.Share(before, from))
 	}

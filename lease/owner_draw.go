@@ -276,9 +276,11 @@ func (o *Owner) convertReservoir(at Instant, id uint32, b *bucket, from *limiter
 	delete(o.reservoirs, id)
 }
 
-// Draws returns what is to be asked of the ledger, also again, until Drawn.
+// Draws returns what is to be asked of the ledger, also again, until Drawn: of maxDraws buckets at once, those that
+// have waited longest.
 func (o *Owner) Draws(at Instant) (ds []Draw) {
-	o.drawing = slices.DeleteFunc(o.drawing, func(id uint32) bool {
+	front := min(len(o.drawing), maxDraws)
+	kept := slices.DeleteFunc(o.drawing[:front:front], func(id uint32) bool {
 		r, b := o.reservoirs[id], o.bucketOf(id)
 		if r == nil || !r.drawing || b.limit == nil {
 			return true
@@ -290,6 +292,9 @@ func (o *Owner) Draws(at Instant) (ds []Draw) {
 		ds = append(ds, r.draw)
 		return false
 	})
+	if gone := front - len(kept); gone > 0 {
+		o.drawing = slices.Delete(o.drawing, len(kept), len(kept)+gone)
+	}
 	return ds
 }
 

@@ -56,3 +56,31 @@ func TestOwnerHandsOffOneByOne(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnerDrawsInTurn: of many buckets that want a block those that have waited longest come first, a bounded number at
+// once, so that a request does not pay for all of them.
+func TestOwnerDrawsInTurn(t *testing.T) {
+	d := newDuo(t, &oneSize{})
+	day := limiter.Limit{Rate: limiter.Rate{Count: 6400, Per: 86400e9}, Burst: 6400}
+	var asks []Ask
+	for i := range uint64(2 * maxDraws) {
+		k := limiter.Key{Tenant: "a", Limit: "day", Subject: string(rune('0' + i))}
+		asks = append(asks, Ask{ID: i + 1, Wait: 1e9, Charges: []AskCharge{{Bucket: Bucket{0, k}, Limit: day, Cost: 1}}})
+	}
+	d.say(1, 0, nil, asks...)
+	for round := range 2 {
+		ds := d.o[1].Draws(d.at)
+		if len(ds) != maxDraws {
+			t.Fatalf("%d draws at once, want %d", len(ds), maxDraws)
+		}
+		for i := range ds {
+			if want := asks[round*maxDraws+i].Charges[0].Key; ds[i].Key != want {
+				t.Errorf("draw %d is of %v, want %v", i, ds[i].Key, want)
+			}
+			d.o[1].Drawn(d.at, Drawn{Bucket: ds[i].Bucket, N: ds[i].N, Granted: ds[i].Want})
+		}
+	}
+	if ds := d.o[1].Draws(d.at); len(ds) != 0 || d.o[1].Stats().Parked != 0 {
+		t.Errorf("%d draws are left, and %d asks", len(ds), d.o[1].Stats().Parked)
+	}
+}

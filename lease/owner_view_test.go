@@ -190,7 +190,7 @@ func TestOwnerHandsOverLoweredLimits(t *testing.T) {
 	d := newDuo(t, &oneSize{share: 1, depth: 50, grant: 50})
 	l := limiter.Limit{Rate: limiter.Rate{Count: 10, Per: 1e9}, Burst: 100}
 	d.say(1, 0, nil, duoAsk(1, 1, l))
-	l.Rate.Count, l.Revision = 1, 1
+	l.Rate.Count, l.Burst, l.Revision = 1, 50, 1
 	d.say(1, 1, nil, duoAsk(2, 1, l))
 	d.step(viewOf(2, 1, 0))
 	if s := d.o[1].HandOffs(d.at)[0].Buckets[0].Series[0]; s.Share <= ShareOne {

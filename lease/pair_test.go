@@ -157,3 +157,43 @@ func TestLeasesEndWithTheirAlgorithm(t *testing.T) {
 		}
 	}
 }
+
+// TestDurableLimitsLendNoRate: a limit that comes to be durable takes the rate out of leases at once: the ledger's bucket
+// fills by the whole of it.
+func TestDurableLimitsLendNoRate(t *testing.T) {
+	p := newPair(&oneSize{share: 0.5, depth: 10, grant: 10})
+	key := limiter.Key{Tenant: "a", Limit: "l"}
+	fast := limiter.Limit{Rate: limiter.Rate{Count: 10, Per: time.Second}, Burst: 100, Revision: 1}
+	p.take(limiter.Charge{Key: key, Limit: &fast, Cost: 1}, 1)
+	day := limiter.Limit{Rate: limiter.Rate{Count: 1000, Per: 24 * time.Hour}, Burst: 1000, Revision: 2}
+	rs := p.o.Handle(p.at, &Request{Holder: 1, Owner: 1, Epoch: 1, Seq: 1, Asks: []Ask{
+		{ID: 1, Charges: []AskCharge{{Bucket: Bucket{0, key}, Limit: day, Cost: 0}}},
+	}})
+	for _, r := range rs {
+		p.h.Handle(r)
+	}
+	p.pass(250 * time.Millisecond)
+	for _, l := range p.h.Levels("a") {
+		if l.Share != 0 && !l.Dead {
+			t.Errorf("the holder still has %d of the rate", l.Share)
+		}
+	}
+}
+
+// TestTryingAgainIsNoDemand: a request that looks again at its lease after it has waited is asked for once.
+func TestTryingAgainIsNoDemand(t *testing.T) {
+	p := newPair(&oneSize{depth: 10, grant: 10})
+	l := limiter.Limit{Rate: limiter.Rate{Count: 10, Per: time.Second}, Burst: 100}
+	cs, ds := []limiter.Charge{{Key: limiter.Key{Tenant: "a", Limit: "l"}, Limit: &l, Cost: 50}}, make([]limiter.Decision, 1)
+	p.take(cs[0], 50)
+	b := p.h.lookup(&cs[0].Key)
+	b.asked.Store(0)
+	p.h.Take(cs, ds)
+	once := b.asked.Load()
+	for range 3 {
+		p.h.take(cs, ds, false)
+	}
+	if again := b.asked.Load(); once == 0 || again != once {
+		t.Errorf("asked for %x at first, and %x after three more tries", once, again)
+	}
+}
