@@ -197,8 +197,11 @@ func (m *money) record(b *proxy.Bill, h *held) error {
 		}
 		r.Parts = h.parts[:len(b.Charges)]
 	}
+	b.ID = 0 // where nothing is reserved the usage is recorded all the same
 	err := m.journal.Reserve(&r)
-	b.ID = r.ID
+	if err == nil {
+		b.ID = r.ID
+	}
 	return err
 }
 
