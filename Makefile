@@ -33,7 +33,7 @@ sim: ## the simulations of view leases and of leases over SEEDS seeds; HEADGATE_
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
 	HEADGATE_SEARCH_DEPTH=5 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
 
-SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess
+SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemUsage|SystemRelease
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
 	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 15m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 
