@@ -277,14 +277,11 @@ func (x *exchange) cost(o outcome) int64 {
 	if !t.strict {
 		return a.nanoUSD
 	}
-	switch o {
-	case outcomeAnswered:
-		if a.whole {
-			return a.nanoUSD
-		}
-		return max(t.bill.Reserved, a.nanoUSD)
-	case outcomeUnknown, outcomeLost:
-		return t.bill.Reserved
+	switch {
+	case o == outcomeAnswered && a.whole:
+		return a.nanoUSD
+	case o == outcomeAnswered || o == outcomeUnknown || o == outcomeLost:
+		return t.bill.Reserved // an estimate of the input may be above its bound
 	}
 	return 0
 }

@@ -398,7 +398,7 @@ func TestClampedAnswers(t *testing.T) {
 	a := w.do(call{body: body}).want(t, 200)
 	w.settled()
 	bill := w.till.bill(t)
-	most := (200_000 - priceInput*int64(len(body)+1+32+16)) / priceOutput
+	most := (200_000 - priceInput*int64(len(body)+1+16+16)) / priceOutput
 	if got := a.header.Get("X-Headgate-Degraded"); got != "max_tokens="+strconv.FormatInt(most, 10) {
 		t.Errorf("%q, want %d tokens", got, most)
 	}
@@ -421,7 +421,7 @@ func TestClampedAnswers(t *testing.T) {
 		}
 	}
 	w.settled()
-	if spent := w.till.spent("month"); spent > 200_000 || spent < 200_000-priceInput*int64(len(body)+1+32+16)-priceOutput {
+	if spent := w.till.spent("month"); spent > 200_000 || spent < 200_000-priceInput*int64(len(body)+1+16+16)-priceOutput {
 		t.Errorf("%d of 200000 spent", spent)
 	}
 	if w.metric("headgate_strict_overruns_total") != 0 || w.metric("headgate_budget_spent_usd", "tenant", "acme", "budget", "month") != float64(w.till.spent("month"))/1e9 {
@@ -441,6 +441,28 @@ func TestAnOverrunIsChargedAndTold(t *testing.T) {
 	w.settled()
 	if b := w.till.bill(t); b.Cost != 5*priceInput+100_000*priceOutput || w.metric("headgate_strict_overruns_total") != 1 {
 		t.Errorf("%+v", b)
+	}
+}
+
+// TestTemplatesAreLearnt: a template that adds more than the policy says passes its strict
+// budget's reservation once.
+func TestTemplatesAreLearnt(t *testing.T) {
+	w := newWorld(t, setup{around: func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write([]byte(`{"object":"chat.completion","choices":[],"usage":{"prompt_tokens":1500,"completion_tokens":5}}`))
+		})
+	}, change: budgeted(strict(budget("month", dollar)))})
+	for i := range 3 {
+		w.do(call{body: chat}).want(t, 200)
+		w.settled()
+		b := w.till.bill(t)
+		if want := int64(1500*priceInput + 5*priceOutput); b.Cost != want || (b.Reserved < b.Cost) != (i == 0) || i > 0 && b.Reserved != want {
+			t.Errorf("%d: charged %d of %d reserved", i, b.Cost, b.Reserved)
+		}
+	}
+	if n := w.metric("headgate_strict_overruns_total"); n != 1 {
+		t.Errorf("%v overruns", n)
 	}
 }
 

@@ -10,10 +10,11 @@ import (
 // What a request is taken to need at most, in tokens, beside its text. Too much is given
 // back when the answer ends.
 const (
-	defaultTemplateTokens = 2048 // of a chat template, with the prompt that it may begin with
-	messageTokens         = 32   // around a message
-	promptTokens          = 16   // around a prompt
-	pairTokens            = 256  // around a query and a document
+	defaultTemplateTokens = 256 // of a chat template, with the prompt that it may begin with
+	toolsTokens           = 512 // around all tools
+	messageTokens         = 16  // around a message
+	promptTokens          = 16  // around a prompt
+	pairTokens            = 256 // around a query and a document
 	mostImageTokens       = 16 << 10
 	mostAudioTokens       = 32 << 10 // of an audio part
 	contextUnstated       = 32 << 10 // the context of a model that states none
@@ -26,8 +27,8 @@ const (
 // bounds are what a request takes at most. What each route can bring:
 //
 //   - Text is a token a byte of the body: see openai.Bounds. Conversations add what the
-//     template may write around messages and before them, all others what stands around a
-//     prompt. What goes on from a response takes in all of that again, as the backend
+//     template may write around messages, tools and before all (Model.TemplateTokens, or more
+//     where a backend was seen to take more), all others what stands around a prompt. What goes on from a response takes in all of that again, as the backend
 //     reported it.
 //   - A picture is mostImageTokens, an audio part mostAudioTokens. Whatever has no size that
 //     the body shows (videos, documents, tensors, a template of the client's own, stored
@@ -45,8 +46,10 @@ const (
 //   - Audio files are taken for speech at bytesPerSecond. This is no proof: a file of
 //     compressed silence lasts longer, and what it then costs is charged all the same.
 //
-// The bound holds as far as the backend keeps to the cap and the policy's context to the
-// backend's.
+// The bound holds as far as the backend keeps to the cap, the policy's context to the
+// backend's, and the template to its tokens: one that begins with a page of instructions, as
+// a few do where the client gives none, needs Model.TemplateTokens. What is taken beyond it is
+// charged, counted, logged and, if a template's, learnt.
 type bounds struct {
 	in         int64
 	cap, least int64 // tokens of one sequence; 0 where the route generates nothing
@@ -107,10 +110,30 @@ func (x *exchange) mostInput() int64 {
 	case openai.Audio:
 		n += in.FileBytes / bytesPerSecond * tokensPerSecond
 	}
-	if in.Bounds.Messages > 0 || x.route.kind == openai.Chat || x.route.kind == openai.Response || x.route.kind == openai.Message {
-		n += orDefault(x.model.TemplateTokens, defaultTemplateTokens) + messageTokens*in.Bounds.Messages
+	if x.templated() {
+		n += x.p.est.template(x.model) + messageTokens*in.Bounds.Messages
+		if in.Bounds.Tools {
+			n += toolsTokens
+		}
 	}
 	return n + mostImageTokens*int64(in.Images) + mostAudioTokens*int64(in.Audio)
+}
+
+// templated says whether a chat template makes the prompt.
+func (x *exchange) templated() bool {
+	k := x.route.kind
+	return k == openai.Chat || k == openai.Response || k == openai.Message || x.in.Bounds.Messages > 0
+}
+
+// learnTemplate takes in what an answer shows of its model's template: input for which the
+// body does not account. Nearly every body does.
+func (x *exchange) learnTemplate(u openai.Usage) {
+	if u.Input <= x.in.Bounds.Text || !x.templated() || x.in.Bounds.Beyond != "" || x.guessed {
+		return
+	}
+	if more := u.Input - x.mostInput(); more > 0 {
+		x.p.est.learnTemplate(x.model, x.p.est.template(x.model)+more)
+	}
 }
 
 // cost is the price of the request with answers of so many tokens.

@@ -143,7 +143,10 @@ func (g *glutton) prompt(path string, d document) (tokens, prompts, images int64
 	}
 	switch path {
 	case "/v1/chat/completions", "/v1/messages", "/v1/responses":
-		tokens = 2048
+		tokens = 256
+		if d["tools"] != nil {
+			tokens += 512
+		}
 		for _, f := range []string{"tools", "chat_template_kwargs", "documents"} {
 			if d[f] != nil {
 				tokens += printed(d[f], 0)
@@ -213,7 +216,7 @@ func content(v any) (tokens, images int64, beyond bool) {
 		case "video_url":
 			return 0, 0, true
 		}
-		tokens = 32
+		tokens = 16
 		for name, m := range v {
 			switch name {
 			case "tool_calls", "input":
@@ -524,9 +527,9 @@ func TestCapsReachTheBackend(t *testing.T) {
 		{"/v1/completions", `{"model":"m","prompt":"x"}`, `{"max_tokens":16,"model":"m","prompt":"x"}`},
 		{"/v1/completions", `{"model":"m","prompt":"x","max_tokens":null}`, `{"model":"m","prompt":"x","max_tokens":4036}`}, // what 4096 leave of 44 bytes and 16 around them
 		{"/v1/completions", `{"model":"m","prompt":"x","max_tokens":9}`, `{"model":"m","prompt":"x","max_tokens":9}`},
-		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}]}`, `{"max_tokens":2047,"model":"m","messages":[{"role":"user","content":"x"}]}`},
+		{"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"x"}]}`, `{"max_tokens":3752,"model":"m","messages":[{"role":"user","content":"x"}]}`},
 		{"/v1/chat/completions", `{"model":"m","max_completion_tokens":99999,"messages":[{"role":"user","content":"x"}]}`, `{"model":"m","max_completion_tokens":4096,"messages":[{"role":"user","content":"x"}]}`},
-		{"/v1/responses", `{"model":"m","input":"x", "store":false}`, `{"max_output_tokens":2047,"model":"m","input":"x", "store":false}`},
+		{"/v1/responses", `{"model":"m","input":"x", "store":false}`, `{"max_output_tokens":3784,"model":"m","input":"x", "store":false}`},
 		{"/v1/messages", `{"model":"m","max_tokens":7,"messages":[{"role":"user","content":"x"}]}`, `{"model":"m","max_tokens":7,"messages":[{"role":"user","content":"x"}]}`},
 		{"/v1/embeddings", `{"model":"m","input":"x"}`, `{"model":"m","input":"x"}`},
 	} {
@@ -565,7 +568,7 @@ func TestWhatAResponseGoesOnFrom(t *testing.T) {
 	c := again(id)
 	w.do(c).want(t, 200)
 	w.settled()
-	if got, want := w.till.bill(t).Reserved, (int64(len(c.body))+used+2048+16)*priceInput+3*priceOutput; got != want {
+	if got, want := w.till.bill(t).Reserved, (int64(len(c.body))+used+256+16)*priceInput+3*priceOutput; got != want {
 		t.Errorf("%d reserved, want %d", got, want)
 	}
 	id, _ = first(fault("nousage"))

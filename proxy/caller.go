@@ -83,8 +83,9 @@ type Model struct {
 	// UpperBound prices the dearest answer of so many tokens: no usage within them, and no mix
 	// of its kinds, has a higher Cost. Only budgets need it.
 	UpperBound func(in, out, images, audio int64) int64
-	// TemplateTokens is how many tokens the chat template may add to a conversation, at most;
-	// 0: defaultTemplateTokens.
+	// TemplateTokens is how many tokens the chat template adds to a conversation at most, beside
+	// those of its messages and tools; 0: defaultTemplateTokens. Where the backend reports more,
+	// that is learnt, too late for the request that showed it.
 	TemplateTokens int64
 	// Free says that every price is 0, on purpose: no budget is asked.
 	Free bool

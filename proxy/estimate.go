@@ -13,6 +13,7 @@ import (
 type estimator struct {
 	mu    sync.Mutex
 	texts map[string]*ratio // of answers; as many as there are models
+	added map[string]int64  // tokens of templates, where more than their models state was seen
 
 	shards [estimatorShards]estimatorShard
 }
@@ -36,6 +37,8 @@ const (
 	learnBytes           = 256 // of input at least: of a short one the chat template is most
 	ratioRange           = 4   // times above or below where it started
 
+	maxTemplateTokens = 64 << 10 // that are learnt; a backend that says more is wrong
+
 	defaultImageTokens  = 1024
 	defaultAudioTokens  = 1500
 	videoImages         = 8 // a video counts as so many images
@@ -56,7 +59,7 @@ type lengths struct {
 }
 
 func newEstimator() *estimator {
-	e := &estimator{texts: map[string]*ratio{}}
+	e := &estimator{texts: map[string]*ratio{}, added: map[string]int64{}}
 	for i := range e.shards {
 		e.shards[i].inputs, e.shards[i].answers = map[callerModel]*ratio{}, map[callerModel]*lengths{}
 	}
@@ -149,6 +152,20 @@ func makeRoom[V any](m map[callerModel]V) {
 		delete(m, k)
 		return
 	}
+}
+
+// template is how many tokens the chat template of a model adds at most, as far as is known.
+func (e *estimator) template(m *Model) int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return max(e.added[m.Name], orDefault(m.TemplateTokens, defaultTemplateTokens))
+}
+
+// learnTemplate takes in that it has added that many.
+func (e *estimator) learnTemplate(m *Model, tokens int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.added[m.Name] = max(e.added[m.Name], min(tokens, maxTemplateTokens))
 }
 
 // learnText takes in how many bytes of text an answer of so many tokens had.

@@ -353,6 +353,7 @@ func (x *exchange) settleUsage(u openai.Usage, whole bool) {
 	x.answer.usage, x.answer.whole = u, whole && u.Known
 	x.settle(outcomeAnswered)
 	if x.answer.whole && x.route.metered {
+		x.learnTemplate(u)
 		x.p.est.learn(x.caller.Tenant, x.caller.KeyID, x.model, &x.in, u, x.route.generate, x.maxOutput())
 	}
 }

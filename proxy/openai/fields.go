@@ -181,7 +181,10 @@ func (m *meter) reaches(name []byte, v int) {
 		if c != 'n' {
 			r.Bounds.Rounds = string(name)
 		}
+	case "functions":
+		r.Bounds.Tools = c != 'n'
 	case "tools":
+		r.Bounds.Tools = c != 'n'
 		for a := (array{b: m.body[v:skipValue(m.body, v)]}); a.next(); {
 			for o := (object{b: a.value}); o.next(); {
 				mayBeType := string(o.name) == "type" || bytes.IndexByte(o.name, '\\') >= 0

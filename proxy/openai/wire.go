@@ -53,6 +53,7 @@ type Request struct {
 type Bounds struct {
 	Text      int64  // no text of the body can become more tokens, however it is rendered; see textMost
 	Messages  int64  // messages and items of a conversation
+	Tools     bool   // tools or functions are described
 	MinOutput int64  // tokens that each answer must be able to have
 	Uncapped  bool   // a completion's cap is null; absent, it is DefaultCompletion
 	Echo      bool   // a completion begins with its prompt
