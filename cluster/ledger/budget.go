@@ -206,7 +206,7 @@ func (s *State) mayDraw(a *account, d *BudgetDraw, now int64) error {
 		_, own = a.find(d.Holder)
 	}
 	switch {
-	case d.Final && !own && (d.Spent == 0 || a == nil), a == nil && d.Want == 0 && d.Spent == 0 && d.Holding == 0:
+	case d.Final && !own && (d.Spent == 0 || a == nil && d.forgotten(now)), a == nil && d.Want == 0 && d.Spent == 0 && d.Holding == 0:
 		return refuse(codeNotFound, "nothing of the budget %q is known of this holder", d.Terms.Name)
 	case d.Want > 0 && d.Key.End != 0 && (now < d.Key.Start || now >= d.Key.End):
 		s.budgetGave = &ledgerpb.BudgetResult{UnixNano: now}
@@ -215,6 +215,15 @@ func (s *State) mayDraw(a *account, d *BudgetDraw, now int64) error {
 		return refuse(codeNoMember, "the holder %x is not in the view", d.Holder)
 	}
 	return nil
+}
+
+// forgotten says of an account that is not there whether it may have been, with what was spent of
+// it: after its period, or where it rolls, and may do so where nobody says that it does not.
+func (d *BudgetDraw) forgotten(now int64) bool {
+	if d.Key.End != 0 {
+		return now >= d.Key.End
+	}
+	return d.Terms.Name == "" || d.Terms.Window != 0
 }
 
 // roomForBudget makes room for one account more.

@@ -129,8 +129,8 @@ func (a *BudgetAccount) Free() int64 { return a.Terms.Amount - a.Spent - a.Outst
 
 // DrawBudget reports what was spent and draws a block, through the leader, in one write with
 // others that come meanwhile. Its errors are Propose's, *StaleBlock, ErrWallOff, ErrBudgetFull, *PeriodError,
-// ErrNotMember, ErrNoBudget for a report of nothing on nothing and for a final of what was forgotten, or a
-// *Refusal for what is no draw: with each of those nothing was done. ErrUnknownOutcome, ErrBusy and
+// ErrNotMember, ErrNoBudget for a report of nothing on nothing and for a final of what may have been forgotten (say
+// Terms where they are known), or a *Refusal for what is no draw: with each of those nothing was done. ErrUnknownOutcome, ErrBusy and
 // ErrNoLeader: try the same again.
 func (l *Ledger) DrawBudget(ctx context.Context, d BudgetDraw) (BudgetDrawn, error) {
 	result, err := l.Propose(ctx, &ledgerpb.Command{

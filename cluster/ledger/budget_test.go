@@ -147,9 +147,13 @@ func TestBudget(t *testing.T) {
 		},
 		"nothing": {
 			{draw: say(1, 1, 0, 0, 0, 0, 0), mistaken: ErrNoBudget},
-			{draw: final(say(1, 1<<63, 10, 0, 0, 0, 0), false), mistaken: ErrNoBudget},
+			{draw: final(say(1, 1<<63, 0, 0, 0, 0, 0), true), mistaken: ErrNoBudget},
 			{draw: under(say(1, 1, 0, 0, 10, 10, 0), 0, 1), want: brought(0, 0, 0, 0, 0)},
 			{draw: final(say(2, 1<<63, 0, 0, 0, 0, 0), true), mistaken: ErrNoBudget},
+		},
+		"spent without a block": { // all of it debt, and then it crashed
+			{draw: final(say(1, 1<<63, 10, 0, 0, 0, 0), true), want: brought(0, 10, 1000, 0, 990), closed: true},
+			{draw: final(say(1, 1<<63, 10, 0, 0, 0, 0), true), want: brought(0, 10, 1000, 0, 990), closed: true},
 		},
 		"before and after the period": {
 			{draw: say(1, 1, 0, 0, 400, 400, 0), want: brought(400, 0, 1000, 0, 600)},
@@ -1279,5 +1283,29 @@ func TestAccountsDoNotGoBack(t *testing.T) {
 	d.Key, d.Holding = made, 0
 	if got, err := b.drawBudget(d); err != nil || got.Amount != 1000 || got.Granted != 10 || got.Spent != 1 {
 		t.Errorf("the first terms: %+v, %v", got, err)
+	}
+}
+
+// TestTheEndOfWhatWasForgotten is refused, as all of it would count again; of what never was it is not.
+func TestTheEndOfWhatWasForgotten(t *testing.T) {
+	rolls := BudgetTerms{Amount: 100, Revision: 1, Window: time.Hour, Slot: time.Minute, Name: "b"}
+	for name, c := range map[string]struct {
+		key   BudgetKey
+		terms BudgetTerms
+		at    int64
+		want  error
+	}{
+		"in its period":      {monthly("b"), BudgetTerms{}, begun, nil},
+		"after its period":   {monthly("b"), terms(100), monthly("b").End, ErrNoBudget},
+		"it never ends":      {endless("b"), terms(100), begun, nil},
+		"it rolls":           {endless("b"), rolls, begun, ErrNoBudget},
+		"nobody knows of it": {endless("b"), BudgetTerms{}, begun, ErrNoBudget},
+	} {
+		b := newBank(t)
+		b.now = c.at
+		got, err := b.drawBudget(BudgetDraw{Key: c.key, Terms: c.terms, Holder: 1, N: 1 << 63, Spent: 30, Final: true})
+		if !errors.Is(err, c.want) || err == nil && got.Spent != 30 {
+			t.Errorf("%s: got %+v, %v, want %v", name, got, err, c.want)
+		}
 	}
 }
