@@ -61,7 +61,7 @@ func (n *Node) openMoney() error {
 		Retention: time.Duration(n.cfg.UsageRetention), MaxBytes: n.cfg.UsageMaxBytes, Now: n.wall, Logger: n.log, Registerer: n.registry,
 	})
 	if err != nil {
-		return fmt.Errorf("open the usage log: %w", err)
+		return fmt.Errorf("--data-dir %s: open the usage log: %w", n.cfg.DataDir, err)
 	}
 	n.money = m
 	return nil
