@@ -1,9 +1,11 @@
 package proxy_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -502,5 +504,48 @@ func TestBudgetKeys(t *testing.T) {
 	w.settled()
 	if c := w.till.bill(t).Charges[0]; c.Key != (limiter.Key{Tenant: "acme", Limit: "b", Subject: "k1\x1fm"}) {
 		t.Errorf("%v", c.Key)
+	}
+}
+
+// TestEveryRouteThatRunsAModelIsPaidFor under a strict budget, forms and media too.
+func TestEveryRouteThatRunsAModelIsPaidFor(t *testing.T) {
+	m := model("m", "vllm")
+	m.Context = 8192
+	capped := false
+	w := newWorld(t, setup{
+		models: []*proxy.Model{m}, prefilter: edge1000(), change: budgeted(strict(budget("all", 100*dollar))),
+		around: func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				b, err := io.ReadAll(r.Body)
+				if err != nil {
+					return
+				}
+				capped = capped || strings.Contains(string(b), "name=\"max_completion_tokens\"\r\n\r\n")
+				r.Body = io.NopCloser(bytes.NewReader(b))
+				h.ServeHTTP(w, r)
+			})
+		},
+	})
+	paid := 0
+	for _, c := range routes() {
+		if c.method != "" || strings.HasSuffix(c.path, "tokenize") || strings.HasSuffix(c.path, "count_tokens") || strings.HasSuffix(c.path, "cancel") {
+			continue
+		}
+		before := len(w.till.bills)
+		a := w.do(c)
+		w.settled()
+		if len(w.till.bills) != before+1 {
+			t.Fatalf("%s: status %d without a bill: %s", c.path, a.status, clip(a.body))
+		}
+		b := w.till.bill(t)
+		if a.status == 200 && (b.Cost <= 0 || b.Cost > b.Reserved) || a.status != 200 && b.Cost != 0 {
+			t.Errorf("%s: status %d, charged %d of %d", c.path, a.status, b.Cost, b.Reserved)
+		}
+		if a.status == 200 {
+			paid++
+		}
+	}
+	if paid < 10 || !capped || w.metric("headgate_strict_overruns_total") != 0 {
+		t.Errorf("%d paid for, a form was capped: %v", paid, capped)
 	}
 }
