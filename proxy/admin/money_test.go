@@ -204,3 +204,38 @@ func TestMissingNodes(t *testing.T) {
 		t.Error("a broken trailer was read")
 	}
 }
+
+func FuzzParseWhen(f *testing.F) {
+	for _, s := range []string{"2026-01", "2018-11-04", "2026-01-15T12:00:00Z", "7d", "1h30m", "-1h", "9999-12-31", "0000-01-01", "106751d"} {
+		f.Add(s)
+	}
+	now := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+	sao, err := time.LoadLocation("America/Sao_Paulo")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		at, err := ParseWhen(s, sao, now)
+		if err != nil {
+			return
+		}
+		if day, derr := time.Parse(time.DateOnly, s); derr == nil && at.In(sao).Format(time.DateOnly) != day.Format(time.DateOnly) {
+			t.Errorf("%q is %s", s, at)
+		}
+		if _, serr := ParseSpan(s); serr == nil && at.After(now) {
+			t.Errorf("%q ago is %s", s, at)
+		}
+	})
+}
+
+func FuzzParseBy(f *testing.F) {
+	for _, s := range []string{"", "tenant", "key,user,model,day,hour,outcome,tenant", "tenant,", "day,day"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		by, err := ParseBy(s)
+		if err == nil && (strings.Join(by, ",") != s || len(by) > len(UsageBy())) {
+			t.Errorf("%q is %q", s, by)
+		}
+	})
+}
