@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // disk is a file system in memory that knows what a kill and a power cut leave of it, and
@@ -25,7 +26,9 @@ type disk struct {
 	torn  int // what of that operation's write is done, in percent
 	room  int // bytes until the disk is full; < 0: no bound
 	fails map[string]bool
-	did   int // operations that change something
+	once  string        // fails the next time
+	pause time.Duration // of each write, in virtual time
+	did   int           // operations that change something
 }
 
 type inode struct {
@@ -44,7 +47,8 @@ func (d *disk) step(op string) (last bool, err error) {
 	if d.dead {
 		return false, errDead
 	}
-	if d.fails[op] {
+	if d.fails[op] || d.once == op {
+		d.once = ""
 		return false, syscall.EIO
 	}
 	if op != "read" {
@@ -226,6 +230,9 @@ func (h *handle) ReadAt(p []byte, at int64) (int, error) {
 
 func (h *handle) WriteAt(p []byte, at int64) (done int, err error) {
 	d := h.disk
+	if d.pause > 0 {
+		time.Sleep(d.pause)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	last, err := d.step("write")

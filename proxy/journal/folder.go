@@ -262,12 +262,11 @@ func (f folder) scan(s *segment, do func(*scanner) error) error {
 // replay enters a segment's records. Of one that is not the base the beginning is damaged.
 func (f folder) replay(r *recovered, s *segment, base bool) error {
 	own := r.books.find(s.incarnation)
-	known := own != nil
-	if !known {
+	if own == nil {
 		own = newBook(s.incarnation, s.node, "")
 		r.books = append(r.books, own)
 	}
-	if !known || !base {
+	if !base {
 		own.damage("the beginning of " + s.name() + " is damaged")
 	}
 	s.first, s.last, s.dated = 0, 0, true

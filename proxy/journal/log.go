@@ -185,6 +185,7 @@ func Open(cfg Config) (*Log, error) {
 		l.metrics.unregister()
 		return nil, fmt.Errorf("journal: open: %w", errors.Join(err, lock.Close()))
 	}
+	l.prune()
 	go l.syncer()
 	return l, nil
 }

@@ -106,6 +106,81 @@ func TestManyWriters(t *testing.T) {
 	}
 }
 
+// TestPartOfABatch: of a batch that did not fit, the records that did are good.
+func TestPartOfABatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk()
+		l := mustOpen(t, testConfig(d, 1))
+		l.writing = true // until two have queued
+		errs := make(chan error, 2)
+		for range 2 {
+			go func() { errs <- l.Reserve(&Reservation{Time: noon, Parts: []Part{{month, 10}}}) }()
+		}
+		synctest.Wait()
+		l.mu.Lock()
+		d.leave(frameHead + len(l.queue[0].payload) + 5)
+		l.write()
+		if good, bad := <-errs, <-errs; (good == nil) == (bad == nil) || !errors.Is(errors.Join(good, bad), ErrFailing) {
+			t.Errorf("%v and %v", good, bad)
+		}
+		d.leave(-1)
+		l.round()
+		if len(l.own.open) != 1 || l.failing != nil {
+			t.Errorf("%d are open, failing %v", len(l.own.open), l.failing)
+		}
+		abandon(l)
+		past, _ := reopen(t, d.killed(), 2)
+		if past.Damaged != "" || past.Accounts[0].Open != 10 {
+			t.Errorf("%+v", past)
+		}
+	})
+}
+
+// TestNobodyWritesForEver: a caller that finds itself writing for the others is let go, though
+// more and more of them come.
+func TestNobodyWritesForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDisk()
+		l := mustOpen(t, testConfig(d, 1))
+		d.pause = time.Millisecond
+		var all sync.WaitGroup
+		for range 400 {
+			all.Go(func() {
+				from := time.Now()
+				reserve(t, l, month, 1)
+				if took := time.Since(from); took > (maxRounds+2)*d.pause {
+					t.Errorf("a reservation took %v of virtual time", took)
+				}
+			})
+			time.Sleep(d.pause / 2)
+		}
+		all.Wait()
+		if len(l.own.open) != 400 {
+			t.Errorf("%d are open", len(l.own.open))
+		}
+		abandon(l)
+	})
+}
+
+// TestUncut: what a failed write left and nobody could cut off is not written over, for that
+// would leave a part of it behind.
+func TestUncut(t *testing.T) {
+	d := newDisk()
+	l := mustOpen(t, testConfig(d, 1))
+	d.fails["lie"], d.fails["truncate"] = true, true
+	if err := l.Reserve(&Reservation{Time: noon, User: strings.Repeat("u", 200), Parts: []Part{{month, 7}}}); !errors.Is(err, ErrFailing) {
+		t.Fatalf("reserve: %v", err)
+	}
+	d.fails["lie"] = false
+	l.round()
+	reserve(t, l, month, 3)
+	abandon(l)
+	past, _ := reopen(t, d.killed(), 2)
+	if past.Damaged != "" || len(past.Accounts) != 1 || past.Accounts[0].Open != 3 {
+		t.Errorf("%+v", past)
+	}
+}
+
 // TestSyncedSoon: what was written is on the disk after SyncEvery, with no caller waiting for it.
 func TestSyncedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -126,6 +201,26 @@ func TestSyncedSoon(t *testing.T) {
 			t.Errorf("%d of %d bytes are on the disk", synced, written)
 		}
 	})
+}
+
+// TestOldSegmentIsSynced: a segment that another follows is brought to the disk, too.
+func TestOldSegmentIsSynced(t *testing.T) {
+	d := newDisk()
+	l := mustOpen(t, testConfig(d, 1))
+	defer abandon(l)
+	reserve(t, l, month, 5)
+	old := "/usage/" + l.current.name()
+	l.rotate = true
+	reserve(t, l, month, 5)
+	if synced, written := d.state(old); synced == written {
+		t.Error("the reservation waited for the disk")
+	}
+	l.round()
+	for _, name := range []string{old, "/usage/" + l.current.name()} {
+		if synced, written := d.state(name); synced != written {
+			t.Errorf("%s: %d of %d bytes are on the disk", name, synced, written)
+		}
+	}
 }
 
 // TestDiskComesBack: by itself, without another request, what was kept is written.
@@ -219,19 +314,18 @@ func TestFailedSyncBeginsASegment(t *testing.T) {
 		c.SyncEach = each
 		l := mustOpen(t, c)
 		id, first := reserve(t, l, month, 5), l.current.segment
-		d.fails["sync"] = true
+		d.once = "sync"
 		r := &Reservation{Time: noon, Parts: []Part{{month, 7}}}
 		if err := l.Reserve(r); each != errors.Is(err, ErrFailing) || !each && err != nil {
 			t.Fatalf("each %v: reserved without a sync: %v", each, err)
 		}
-		if d.fails["sync"] = !each; !each {
-			l.round()
+		if !each {
+			_ = l.syncOnce() // the test is whether the Log has noticed
 		}
 		if l.failing == nil {
 			t.Fatalf("each %v: a failed sync goes unnoticed", each)
 		}
 		settle(t, l, id, month, 4)
-		d.fails["sync"] = false
 		l.round()
 		l.round()
 		if l.failing != nil || l.current.segment == first {
@@ -339,10 +433,20 @@ func TestLastWordsAreOnDisk(t *testing.T) {
 	}
 	abandon(l)
 	d = d.cut(nothing)
+	abandon(mustOpen(t, testConfig(d, 20)))
+	d = d.killed()
+	l = mustOpen(t, testConfig(d, 21))
+	l.rotate = true
+	reserve(t, l, month, 1) // begins the segment, waiting for nothing
+	if err := errors.Join(l.Closed(2), l.Closed(20)); err != nil {
+		t.Fatal(err)
+	}
+	abandon(l)
+	d = d.cut(nothing)
 	c := testConfig(d, 3)
 	c.BootID = "boot 2"
 	l = mustOpen(t, c)
-	if past := l.Unclosed(); len(past) != 1 || past[0].Incarnation != 2 {
+	if past := l.Unclosed(); len(past) != 1 || past[0].Incarnation != 21 {
 		t.Errorf("what was closed is back: %+v", past)
 	}
 	reserve(t, l, month, 1)
@@ -365,6 +469,9 @@ func TestOpenIsOnDisk(t *testing.T) {
 	d = d.killed()
 	l = mustOpen(t, testConfig(d, 2))
 	want := readAll(t, l, Query{})
+	if synced, written := d.state("/usage/" + l.current.name()); synced != written {
+		t.Errorf("%d of %d bytes are on the disk", synced, written)
+	}
 	abandon(l)
 	l = mustOpen(t, testConfig(d.cut(func(int) int { return 0 }), 3))
 	defer mustClose(t, l)
@@ -569,10 +676,8 @@ func TestRetention(t *testing.T) {
 	}
 	abandon(l)
 	d = d.killed()
-	c.FS, c.Incarnation = d, 2
+	c.FS, c.Incarnation, c.MaxBytes = d, 2, 1
 	l = mustOpen(t, c)
-	l.cfg.MaxBytes = 1
-	l.prune()
 	if got, want := numbers(l), []uint64{last, last + 1, last + 2}; !slices.Equal(got, want) {
 		t.Errorf("of an unclosed process %v, want %v", got, want)
 	}
@@ -633,6 +738,12 @@ func TestQuery(t *testing.T) {
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%+v: %v, want %v", c.q, got, c.want)
+		}
+	}
+	for i := range 40 {
+		at := noon.Add(time.Duration(i) * time.Hour)
+		if got := readAll(t, l, Query{From: at, Until: at.Add(1)}); i != 7 && (len(got) != 1 || got[0].RequestID != fmt.Sprint(i)) {
+			t.Errorf("request %d by its time: %+v", i, got)
 		}
 	}
 	stop := errors.New("stop")

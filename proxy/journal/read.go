@@ -19,8 +19,8 @@ type Query struct {
 }
 
 func (q *Query) picks(u *Usage) bool {
-	return (q.Tenant == "" || q.Tenant == u.Tenant) && (q.Key == "" || q.Key == u.Key) &&
-		(q.User == "" || clip(q.User) == u.User) && (q.Model == "" || q.Model == u.Model) &&
+	is := func(want, have string) bool { return want == "" || clip(want) == have }
+	return is(q.Tenant, u.Tenant) && is(q.Key, u.Key) && is(q.User, u.User) && is(q.Model, u.Model) &&
 		(q.From.IsZero() || !u.Time.Before(q.From)) && (q.Until.IsZero() || u.Time.Before(q.Until))
 }
 
