@@ -81,9 +81,6 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 	r := &x.res
 	r.n = 0
 	instead, _, overridden := x.p.Override()
-	if x.user == "" {
-		x.user = keyUser + x.caller.KeyID
-	}
 	for i := range x.caller.Limits {
 		l := &x.caller.Limits[i]
 		if !keep(l) || r.n == len(r.charges) {

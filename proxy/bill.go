@@ -239,7 +239,7 @@ func (t *tab) refusal(err error) (*BudgetCharge, *Broke) {
 func (x *exchange) fillBill() {
 	r, b := &x.res, &x.tab.bill
 	*b = Bill{
-		RequestID: x.id, Tenant: x.caller.Tenant, Key: x.caller.KeyID, User: x.user, Surface: x.surface, Class: x.class.String(),
+		RequestID: x.id, Tenant: x.caller.Tenant, Key: x.caller.KeyID, User: x.payer(), Surface: x.surface, Class: x.class.String(),
 		Model: x.model.Name, Asked: x.asked.Name, Time: x.start, InputTokens: r.inTokens, OutputTokens: r.outTokens,
 		Reserved: r.nanoUSD, Charges: b.Charges, Stream: x.in.Stream, Images: int64(x.in.Images),
 	}
@@ -330,7 +330,7 @@ func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out i
 		return
 	}
 	x.chargeBudgets(x.model.UpperBound(in, min(out, 1), 0, 0), x.model.UpperBound(in, out, 0, 0))
-	t.bill.Tenant, t.bill.Key, t.bill.User, t.bill.Model = x.caller.Tenant, x.caller.KeyID, x.user, x.model.Name
+	t.bill.Tenant, t.bill.Key, t.bill.User, t.bill.Model = x.caller.Tenant, x.caller.KeyID, x.payer(), x.model.Name
 	err := money.Peek(ctx, &t.bill)
 	var at *BudgetCharge // the one that refuses
 	if err != nil {

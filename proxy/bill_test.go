@@ -507,6 +507,25 @@ func TestBudgetKeys(t *testing.T) {
 	}
 }
 
+// TestUserBudgetOfAKeyWithoutAUser: the key is its own user, on the model asked for, on a fallback and in an explanation.
+func TestUserBudgetOfAKeyWithoutAUser(t *testing.T) {
+	b := budget("b", dollar)
+	b.Scope = proxy.ScopeUser
+	m := model("m", "none")
+	m.Fallback = []string{"cheap"}
+	w := newWorld(t, setup{models: []*proxy.Model{m, model("cheap", "vllm")}, change: budgeted(b)})
+	w.do(call{body: chat}).want(t, 200)
+	w.settled()
+	for _, bill := range w.till.bills {
+		if len(bill.Charges) != 1 || bill.Charges[0].Key.Subject != "key:k1" || bill.User != "key:k1" {
+			t.Errorf("model %s: user %q pays from %+v", bill.Model, bill.User, bill.Charges)
+		}
+	}
+	if len(w.till.bills) != 2 {
+		t.Errorf("%d bills, want one for each model", len(w.till.bills))
+	}
+}
+
 // TestEveryRouteThatRunsAModelIsPaidFor under a strict budget, forms and media too.
 func TestEveryRouteThatRunsAModelIsPaidFor(t *testing.T) {
 	m := model("m", "vllm")

@@ -199,7 +199,7 @@ func bucket(x *exchange, scope Scope, name string) limiter.Key {
 	case ScopeKey:
 		k.Subject = x.caller.KeyID
 	case ScopeUser:
-		k.Subject = x.user
+		k.Subject = x.payer()
 	case ScopeModel:
 		k.Subject = x.model.Name
 	default: // combinations are rare: they pay for a concatenation
@@ -208,7 +208,7 @@ func bucket(x *exchange, scope Scope, name string) limiter.Key {
 			parts = append(parts, x.caller.KeyID)
 		}
 		if scope&ScopeUser != 0 {
-			parts = append(parts, x.user)
+			parts = append(parts, x.payer())
 		}
 		if scope&ScopeModel != 0 {
 			parts = append(parts, x.model.Name)

@@ -194,7 +194,7 @@ func (x *exchange) record() {
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
 	if x.caller != nil {
-		attrs = append(attrs, slog.String("tenant", x.caller.Tenant), slog.String("key_id", x.caller.KeyID), slog.String("user", x.user), slog.String("class", x.class.String()))
+		attrs = append(attrs, slog.String("tenant", x.caller.Tenant), slog.String("key_id", x.caller.KeyID), slog.String("user", x.payer()), slog.String("class", x.class.String()))
 		if x.surface != "" {
 			attrs = append(attrs, slog.String("surface", x.surface))
 		}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -154,6 +155,7 @@ type exchange struct {
 	credential string
 	caller     *Caller
 	user       string
+	standIn    string // see payer
 	surface    string
 	class      Class
 	timeout    time.Duration
@@ -415,6 +417,14 @@ func (x *exchange) meter() error {
 
 // keyUser begins the name under which a key without a user has its user's limits.
 const keyUser = "key:"
+
+// payer is the user whose limits and budgets the request is charged to: the key itself where there is none.
+func (x *exchange) payer() string {
+	if x.user == "" && x.standIn == "" {
+		x.standIn = keyUser + x.caller.KeyID
+	}
+	return cmp.Or(x.user, x.standIn)
+}
 
 // checkUser bounds what a client may call its user; the name becomes that of a bucket.
 func checkUser(field, name string) error {

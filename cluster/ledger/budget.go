@@ -660,6 +660,7 @@ func (s *State) releaseHolder(c *ledgerpb.ReleaseHolder) (changed bool, err erro
 			accounts++
 		}
 		h.Outstanding, h.Closed = 0, true
+		h.last.granted, h.last.closed = 0, true // the last draw may come again: its answer was lost
 		s.putBudget(old, &next, true)
 		changed = true
 	}

@@ -867,6 +867,10 @@ func TestRelease(t *testing.T) {
 	if got := b.audited("budget.release"); len(got) != 1 || !strings.Contains(got[0], "0.0000002 dollars of 2 accounts: burnt") {
 		t.Errorf("audited: %q", got)
 	}
+	// A draw whose answer was lost comes again: what it gave is not given twice.
+	if got, err := b.drawBudget(BudgetDraw{Key: monthly("a"), Terms: terms(1000), Holder: 1, N: 1, Want: 100, Need: 100}); err != nil || got.Granted != 0 || !got.Closed {
+		t.Errorf("a draw of before the release comes again, and is given %+v, %v", got, err)
+	}
 	if r := release(1, "again"); r.GetCode() != "" || r.GetBudget().GetFreed() != 0 || len(b.audited("budget.release")) != 1 {
 		t.Errorf("released again: %v", r)
 	}
