@@ -31,7 +31,7 @@ SEEDS ?= 100000
 sim: ## the simulations of view leases and of leases over SEEDS seeds; HEADGATE_SIM_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
-	HEADGATE_SEARCH_DEPTH=5 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
+	HEADGATE_SEARCH_MESSAGES=8 HEADGATE_SEARCH_SETTLES=0 HEADGATE_SEARCH_REPEATS=0 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
 
 SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemUsage|SystemRelease
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own

@@ -114,14 +114,14 @@ func TestDigest(t *testing.T) {
 		}
 		return in
 	}
-	d := newDigester()
-	a := d.of(0, mk(1, "p", "q", "r"))
+	d := newCopier(nil, nil)
+	a := hashOf(d, mk(1, "p", "q", "r"))
 	for range 20 {
-		if b := d.of(0, mk(1, "r", "q", "p")); a != b {
+		if b := hashOf(d, mk(1, "r", "q", "p")); a != b {
 			t.Fatal("the order counts")
 		}
 	}
-	if a == d.of(0, mk(2, "p", "q", "r")) || a == d.of(0, mk(1, "p", "q", "s")) {
+	if a == hashOf(d, mk(2, "p", "q", "r")) || a == hashOf(d, mk(1, "p", "q", "s")) {
 		t.Fatal("what is inside does not count")
 	}
 }

@@ -2,6 +2,7 @@ package leasetest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"headgate/lease"
@@ -11,30 +12,37 @@ import (
 // Space is the small world that Search goes through: one bucket, which a owns and b may come to own, and two holders, b
 // and c.
 type Space struct {
-	Limit   limiter.Limit
-	Break   lease.Rule
-	Sizer   lease.Sizer
-	Warm    bool // both holders begin with sessions and what the Sizer lends them
-	Move    bool // the bucket moves with both owners alive; otherwise a crashes
-	Costs   []int64
-	Depth   int // actions in a row
-	Packets int // messages sent, at most
-	Budget  int // states, at most
+	Limit limiter.Limit
+	Break lease.Rule
+	Sizer lease.Sizer
+	Warm  bool // both holders begin with sessions and what the Sizer lends them
+	Move  bool // the bucket moves with both owners alive; otherwise a crashes
+	Costs []int64
+
+	Messages int // that may come to somebody; those that are sent after so many are lost
+	Takes    int
+	Settles  int // refunds, and as many debts
+	Repeats  int // messages that come once more
+	Times    int // steps of time: half a session, or a session and its margin
+	Budget   int // states, at most
+
+	plain    bool            // states are told apart by all that is in them
+	outcomes map[uint64]bool // of all that the judge was shown; nil: nobody asks
 }
 
 // Found is what Search came to.
 type Found struct {
-	States, Runs, Actions int
-	Whole                 bool // all was seen: the budget sufficed
-	Violation             string
-	Trace                 []string // the actions that lead to it
+	States, Acts, Played, Ends int
+	Whole                      bool // all was seen: the budget sufficed
+	Violation                  string
+	Trace                      []string // the acts that lead to it
 }
 
 // act is something that may happen next in the small world.
 type act struct {
 	kind byte
 	proc byte // 'a' to 'c'; 0: it concerns everybody
-	n    int  // the cost, or the message by its number
+	n    int  // the cost, or the message by its number, or how long
 }
 
 const (
@@ -44,10 +52,16 @@ const (
 	actKeep    = 'k'
 	actDeliver = 'd'
 	actRepeat  = 'r'
-	actHalf    = 'h' // half a session passes
-	actWhole   = 'w' // a session and its margin pass
+	actPass    = 'p' // time passes
+	actTick    = 'i' // what time brings to an owner
 	actEnd     = 'x' // the first owner crashes, or loses the partition
 	actStep    = 'v'
+)
+
+// The steps of time: half a session; a session and its margin.
+const (
+	half  = int(leaseFor / 2)
+	whole = int(1080 * ms)
 )
 
 func (a act) String() string {
@@ -64,183 +78,231 @@ func (a act) String() string {
 		return fmt.Sprintf("message %d comes to %c", a.n, a.proc)
 	case actRepeat:
 		return fmt.Sprintf("message %d comes to %c, not for the last time", a.n, a.proc)
-	case actHalf:
-		return "half a session passes"
-	case actWhole:
-		return "a session and its margin pass"
+	case actPass:
+		return fmt.Sprintf("%d ms pass", int64(a.n)/ms)
 	case actEnd:
 		return "the owner's time ends"
 	}
 	return fmt.Sprintf("%c applies the view", a.proc)
 }
 
-// taken is an act, and how many messages had been sent before it.
-type taken struct {
-	act
-	sent int
-}
-
-// search is a depth-first walk. A path is played from its beginning each time: the cores cannot be copied.
+// search is a depth-first walk over states.
 type search struct {
-	space  Space
-	found  Found
-	digest *digester
-	seen   map[uint64]int8 // by digest: with how many actions left it was seen
-	path   []taken
+	*engine
+	space Space
+	found Found
+	seen  numbers
+	path  []act
 }
 
-// Search goes through every order in which the small world's actions can come. Of two neighbours that concern different
-// processes, and so do not care which of them comes first, one order is tried; a state that was seen with as many
-// actions left is not gone into again.
+// Search goes through every state that the small world can come to.
 func Search(space Space) Found {
-	s := &search{space: space, seen: map[uint64]int8{}, digest: newDigester(
-		// Counters, scratch, and what hangs on the seed of a hash.
-		"Owner.stats", "Owner.step", "Owner.sight", "Owner.looks", "shard[headgate/lease.bucket].slots", "peer.look", "peer.place",
-		"Holder.stats", "Holder.table", "purse.hash",
-	)}
-	s.found.Whole = true
-	s.walk(space.Depth)
-	s.found.States = len(s.seen)
+	s, first := newSearch(space)
+	s.walk(&first)
+	s.found.States, s.found.Played = s.seen.n, s.plays
 	return s.found
 }
 
-// walk tries all that can come after the path.
-func (s *search) walk(left int) {
-	w := s.play()
-	if s.found.Violation != "" {
+func newSearch(space Space) (*search, state) {
+	e, first := newEngine(&space)
+	first.left = budget{int8(space.Takes), int8(space.Settles), int8(space.Settles), int8(space.Repeats), int8(space.Times)}
+	s := &search{engine: e, space: space}
+	s.found.Whole = true
+	return s, first
+}
+
+// walk tries all that can come after a state.
+func (s *search) walk(at *state) {
+	if !s.seen.add(s.hash(at)) {
 		return
 	}
-	// What may come next depends on the last act, too: see idle.
-	sum := w.digest(s.digest)
-	if n := len(s.path); n > 0 {
-		sum = mix(sum, uint64(s.path[n-1].proc)<<8|uint64(s.path[n-1].sent))
-	}
-	if was, known := s.seen[sum]; known && int(was) >= left {
-		return
-	}
-	s.seen[sum] = int8(left)
-	if left == 0 {
-		return
-	}
-	if len(s.seen) > s.space.Budget {
+	if s.seen.n > s.space.Budget {
 		s.found.Whole = false
 		return
 	}
-	for _, a := range s.choices(w) {
-		if s.idle(a) {
+	ends := true
+	for _, a := range s.choices(at) {
+		next := *at
+		ok, failed := s.apply(&next, a)
+		if !ok {
 			continue
 		}
-		s.path = append(s.path, taken{a, w.packets})
-		s.walk(left - 1)
+		ends = false
+		s.found.Acts++
+		s.path = append(s.path, a)
+		if failed != "" {
+			s.found.Violation = failed
+			s.found.Trace = s.trace()
+			return
+		}
+		s.walk(&next)
 		s.path = s.path[:len(s.path)-1]
-		if s.found.Violation != "" {
+		if s.found.Violation != "" || !s.found.Whole {
 			return
 		}
 	}
+	if ends {
+		s.found.Ends++
+	}
 }
 
-// idle says that an act could as well have come before the last one, where it was tried.
-func (s *search) idle(a act) bool {
-	if len(s.path) == 0 || a.proc == 0 {
-		return false
-	}
-	last := s.path[len(s.path)-1]
-	if last.proc == 0 || a.proc >= last.proc {
-		return false
-	}
-	delivers := a.kind == actDeliver || a.kind == actRepeat
-	return !delivers || a.n <= last.sent
-}
-
-// play plays the path.
-func (s *search) play() *lab {
-	w := newSmallLab(Config{Break: s.space.Break, Sizer: s.space.Sizer}, 3, s.space.Limit)
-	if s.space.Warm {
-		for _, name := range "bc" {
-			w.take(w.proc(name), 1)
-			w.flush()
-			w.settle(w.proc(name), 1)
+// trace is the path for a person.
+func (s *search) trace() (lines []string) {
+	s.cfg.Trace = true
+	for _, a := range s.path {
+		line := a.String()
+		if a.kind == actDeliver || a.kind == actRepeat {
+			line += ": " + s.describe(&s.packets[a.n], "=>")
 		}
+		lines = append(lines, line)
 	}
-	w.packets = 0
-	s.found.Runs++
-	for i, a := range s.path {
-		s.do(w, a.act)
-		s.found.Actions++
-		if w.failed != "" {
-			s.found.Violation = w.failed
-			for _, a := range s.path[:i+1] {
-				s.found.Trace = append(s.found.Trace, a.String())
-			}
-			return w
-		}
-	}
-	return w
+	return lines
 }
 
 // choices lists what can come next.
-func (s *search) choices(w *lab) (acts []act) {
-	for _, name := range []byte("bc") {
-		acts = append(acts, s.atHolder(w, name)...)
-	}
-	if p := w.proc('a'); s.did(actEnd) && p.alive && w.packets < s.space.Packets && len(p.holder.Owners()) > 0 {
-		acts = append(acts, act{kind: actKeep, proc: 'a'}) // its roll
-	}
-	for _, kind := range []byte{actDeliver, actRepeat} {
-		if kind == actRepeat && s.did(actRepeat) {
+func (s *search) choices(at *state) (acts []act) {
+	for i, name := range []byte("abc") {
+		l := at.local[i]
+		if l < 0 {
 			continue
 		}
-		for i := range w.bag {
-			if p := w.byInc[w.bag[i].to]; p != nil && p.alive {
-				acts = append(acts, act{kind, p.node.name[0], w.bag[i].number})
+		k := &s.locals[l]
+		if i > 0 && at.left.takes > 0 {
+			for _, c := range s.space.Costs {
+				acts = append(acts, act{actTake, name, int(c)})
 			}
 		}
-	}
-	if n := s.count(actHalf) + 2*s.count(actWhole); n < 6 {
-		acts = append(acts, act{kind: actHalf}, act{kind: actWhole})
-	}
-	if !s.did(actEnd) {
-		return append(acts, act{kind: actEnd})
-	}
-	for _, name := range []byte("abc") {
-		if p := w.proc(rune(name)); p.alive && p.epoch < uint64(len(w.views)) {
+		if len(k.open) > 0 {
+			if at.left.refunds > 0 {
+				acts = append(acts, act{kind: actSettle, proc: name})
+			}
+			if at.left.debts > 0 && s.space.Limit.Algorithm != limiter.Semaphore {
+				acts = append(acts, act{kind: actOwe, proc: name})
+			}
+		}
+		if int(at.sent) < s.space.Messages && at.kept>>i&1 == 0 && (i > 0 || at.ended && s.space.Limit.Algorithm == limiter.Semaphore) { // a holds nothing, and owes a roll
+			acts = append(acts, act{kind: actKeep, proc: name})
+		}
+		if int(k.local.proc.epoch) < at.epoch() {
 			acts = append(acts, act{kind: actStep, proc: name})
 		}
 	}
-	return acts
-}
-
-// atHolder is what a holder can do.
-func (s *search) atHolder(w *lab, name byte) (acts []act) {
-	p := w.proc(rune(name))
-	if w.packets < s.space.Packets {
-		for _, c := range s.space.Costs {
-			acts = append(acts, act{actTake, name, int(c)})
+	for i, m := range at.bag[:at.bagged] {
+		if i > 0 && at.bag[i-1] == m {
+			continue
 		}
-		if len(p.holder.Owners()) > 0 {
-			acts = append(acts, act{kind: actKeep, proc: name})
+		name := byte('a' + s.packets[m].to - 1)
+		acts = append(acts, act{actDeliver, name, int(m)})
+		if at.left.repeats > 0 {
+			acts = append(acts, act{actRepeat, name, int(m)})
 		}
 	}
-	for _, q := range w.open {
-		if q.p == p {
-			return append(acts, act{kind: actSettle, proc: name}, act{kind: actOwe, proc: name})
-		}
+	if at.left.times > 0 {
+		acts = append(acts, act{kind: actPass, n: half}, act{kind: actPass, n: whole})
+	}
+	if !at.ended {
+		acts = append(acts, act{kind: actEnd})
 	}
 	return acts
 }
 
-func (s *search) did(kind byte) bool { return s.count(kind) > 0 }
-
-func (s *search) count(kind byte) (n int) {
-	for _, a := range s.path {
-		if a.kind == kind {
-			n++
+// apply does an act. Not ok: nothing comes of it.
+func (s *search) apply(at *state, a act) (ok bool, failed string) {
+	switch a.kind {
+	case actPass:
+		at.left.times--
+		at.kept = 0
+		return true, s.pass(at, int64(a.n))
+	case actEnd:
+		at.ended = true
+		if !s.space.Move {
+			at.local[0] = nobody
+			s.undeliverable(at)
+		}
+		return true, s.check(at)
+	case actKeep:
+		at.kept |= 1 << (a.proc - 'a')
+	case actTake:
+		at.left.takes--
+	case actSettle:
+		at.left.refunds--
+	case actOwe:
+		at.left.debts--
+	case actDeliver, actRepeat:
+		if a.kind == actRepeat {
+			at.left.repeats--
+			at.again = int32(a.n)
+		} else {
+			at.drop(slices.Index(at.bag[:at.bagged], int32(a.n)))
 		}
 	}
-	return n
+	kind := a.kind
+	if kind == actRepeat {
+		kind = actDeliver
+	}
+	before := at.sent
+	if failed = s.at(at, int(a.proc-'a'), kind, int32(a.n)); failed == "" {
+		failed = s.check(at)
+	}
+	switch {
+	case failed != "":
+	case a.kind == actKeep && at.sent == before, // it has nobody to speak to
+		a.kind == actTake && int(at.sent) > s.space.Messages:
+		return false, ""
+	}
+	return true, failed
 }
 
-func (s *search) do(w *lab, a act) {
+// at does an act at one process.
+func (s *search) at(at *state, i int, kind byte, n int32) (failed string) {
+	d := s.act(at.now, at.local[i], at.oracle, kind, n, at.epoch())
+	at.local[i], at.oracle = d.local, d.oracle
+	for _, m := range d.sent {
+		if at.sent++; int(at.sent) <= s.space.Messages && at.reaches(s.packets[m].to) {
+			at.put(m)
+		}
+	}
+	return d.failed
+}
+
+// reaches says whether a process is still there.
+func (s *state) reaches(inc uint64) bool { return s.local[inc-1] >= 0 }
+
+// undeliverable drops what is on its way to who is no more.
+func (s *search) undeliverable(at *state) {
+	for i := int(at.bagged) - 1; i >= 0; i-- {
+		if !at.reaches(s.packets[at.bag[i]].to) {
+			at.drop(i)
+		}
+	}
+}
+
+// pass lets time pass. Owners do what it brings at its end.
+func (s *search) pass(at *state, d int64) (failed string) {
+	for i, l := range at.local {
+		if l >= 0 {
+			at.local[i] = s.act(at.now, l, at.oracle, actPass, int32(d), at.epoch()).local
+		}
+	}
+	at.now += d
+	if failed = s.check(at); failed != "" {
+		return failed
+	}
+	ticked := false
+	for i, l := range at.local {
+		if l >= 0 && s.locals[l].next <= at.now && failed == "" {
+			ticked = true
+			failed = s.at(at, i, actTick, 0)
+		}
+	}
+	if ticked && failed == "" {
+		failed = s.check(at)
+	}
+	return failed
+}
+
+// do does an act in a lab.
+func (w *lab) do(a act, move bool) {
 	p := w.proc('a')
 	if a.proc != 0 {
 		p = w.proc(rune(a.proc))
@@ -256,56 +318,60 @@ func (s *search) do(w *lab, a act) {
 		for _, owner := range p.holder.Owners() {
 			w.keep(p, owner)
 		}
-	case actDeliver, actRepeat:
-		w.deliver(w.numbered(a.n), a.kind == actRepeat)
-	case actHalf:
-		w.wait(leaseFor / 2)
-	case actWhole:
-		w.wait(1080 * ms)
+	case actStep:
+		w.step(p)
+	case actPass:
+		w.wait(int64(a.n))
 	case actEnd:
-		if !s.space.Move {
+		if !move {
 			p.die("crashes")
 		}
 		w.own(w.proc('b'), w.living()...)
-	case actStep:
-		w.step(p)
+		w.look()
 	}
-}
-
-// digest is a hash of all that can matter from here on.
-func (w *lab) digest(d *digester) uint64 {
-	h := mix(1, uint64(w.now))
-	for _, p := range w.procs {
-		if !p.alive {
-			h = mix(h, 7)
-			continue
-		}
-		h = d.of(h, p.epoch, p.rights, p.owner, p.holder)
-	}
-	bag := uint64(0)
-	for _, m := range w.bag {
-		m.number = 0
-		bag += d.of(0, m)
-	}
-	h = mix(h, bag)
-	for _, q := range w.open {
-		h = d.of(h, q.p.inc, q.cs)
-	}
-	for _, b := range w.buckets {
-		if b.ideal != nil {
-			for _, e := range b.ideal.entries {
-				h = d.of(h, e.at, e.amount)
-			}
-		} else {
-			h = d.of(h, b.win, b.inUse)
-		}
-		h = d.of(h, b.refunds, b.debts, b.frozen)
-	}
-	return mix(mix(h, uint64(len(w.views))), uint64(w.packets))
 }
 
 // Text is a finding for a person.
 func (f Found) Text() string {
-	return fmt.Sprintf("%d states, %d runs, %d actions, whole %v\n%s\n  %s", f.States, f.Runs, f.Actions, f.Whole, f.Violation,
+	return fmt.Sprintf("%d states, %d ends, %d acts, %d played, whole %v\n%s\n  %s", f.States, f.Ends, f.Acts, f.Played, f.Whole, f.Violation,
 		strings.Join(f.Trace, "\n  "))
+}
+
+// numbers is a set of hashes.
+type numbers struct {
+	slots []uint64
+	n     int
+}
+
+// add says whether a number is new.
+func (s *numbers) add(h uint64) bool {
+	if h == 0 {
+		h = 1
+	}
+	if s.n*4 >= len(s.slots)*3 {
+		old := s.slots
+		s.slots = make([]uint64, max(1<<10, 2*len(old)))
+		for _, x := range old {
+			if x != 0 {
+				s.slots[s.place(x)] = x
+			}
+		}
+	}
+	i := s.place(h)
+	if s.slots[i] == h {
+		return false
+	}
+	s.slots[i] = h
+	s.n++
+	return true
+}
+
+// place is where a number is, or would be.
+func (s *numbers) place(h uint64) int {
+	mask := uint64(len(s.slots) - 1)
+	i := h >> 7 & mask
+	for s.slots[i] != 0 && s.slots[i] != h {
+		i = (i + 1) & mask
+	}
+	return int(i)
 }
