@@ -16,6 +16,7 @@ type sample struct {
 	took     time.Duration
 	p50, p99 time.Duration // of an operation
 	draws    int64         // of blocks, where there are any
+	cpu      time.Duration // of this process
 }
 
 func (s *sample) perSecond() float64 { return float64(s.ops) / s.took.Seconds() }
@@ -31,7 +32,7 @@ func drive(ctx context.Context, callers int, length time.Duration, pace float64,
 	var failed error
 	var halted atomic.Bool
 	all := hdrhistogram.New(1, longest, 2)
-	began := time.Now()
+	used, began := cpu(), time.Now()
 	ends := began.Add(length)
 	var wg sync.WaitGroup
 	for caller := range callers {
@@ -48,7 +49,7 @@ func drive(ctx context.Context, callers int, length time.Duration, pace float64,
 		})
 	}
 	wg.Wait()
-	s.took, s.ops = time.Since(began), all.TotalCount()
+	s.took, s.ops, s.cpu = time.Since(began), all.TotalCount(), cpu()-used
 	s.p50, s.p99 = time.Duration(all.ValueAtQuantile(50)), time.Duration(all.ValueAtQuantile(99))
 	return s, failed
 }

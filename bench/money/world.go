@@ -158,22 +158,25 @@ type purses struct {
 	running sync.WaitGroup
 }
 
-// open gives each node a purse. direct: each draw brings what those who wait lack, and nothing ahead.
+// few is how many requests a purse believes that a budget pays for, so that it draws nothing ahead.
+const few = 8
+
+// open gives each node a purse. direct: it draws as at a budget's end, what those who wait lack and nothing ahead.
 func (w *world) open(ctx context.Context, direct bool) (*purses, error) {
 	p := &purses{w: w, budget: fmt.Sprintf("user-month/%d", w.named)}
 	ctx, p.stop = context.WithCancel(ctx)
 	for i, n := range w.nodes {
 		w.named++
-		var m *budget.Manager
 		draw := func(ctx context.Context, d budget.Draw) (budget.Drawn, error) {
 			p.draws.Add(1)
 			if direct {
 				d.Want = min(d.Want, d.Need)
-				if l, ok := m.Level(d.Key); ok && l.Waiting == 0 {
-					d.Want, d.Need, d.Least = 0, 0, 0
-				}
 			}
-			return n.draw(ctx, d)
+			r, err := n.draw(ctx, d)
+			if direct {
+				r.Amount = few * cost
+			}
+			return r, err
 		}
 		m, err := budget.New(budget.Config{
 			Holder: w.named + nodes, Draw: draw,
