@@ -283,12 +283,9 @@ func (a *account) apply(at instant, res Drawn) {
 		a.scarce = at.mono + wantedFor
 	}
 	if a.pass(d.N) {
-		a.fruitless++
-		if granted > 0 {
-			a.fruitless = 1
-		}
+		a.fruitless++ // also where something came: it may be what this draw gave back, or what another did who will want it again
 		a.notBefore, a.lacks = at.mono+doubled(firstRound, lastRound, a.fruitless), d.Least
-		a.judge(d.N)
+		a.judge(at, d.N)
 		a.serve()
 		return
 	}

@@ -23,8 +23,7 @@ func (a *account) join(at instant, q *ask, o outlook) {
 	if a.last == 0 {
 		a.last = q.cost
 	}
-	short := q.least - max(a.avail(), 0)
-	known := at.mono < a.notBefore && short >= a.lacks
+	known := at.mono < a.notBefore && a.short(q) >= a.lacks
 	switch kind, err := a.shut(at); {
 	case kind != 0:
 		a.refuse(q, kind, err)
@@ -154,14 +153,19 @@ func (a *account) giveUp(q *ask) {
 	}
 }
 
-// judge is for the requests that the draw n was to help, and did not. While there are rounds left and what is in the way may
-// come back, they wait: for all of their cost first.
-func (a *account) judge(n uint64) {
+// judge is for the requests that the draw n was to help, and did not, and for those that came meanwhile and lack as much. While
+// there are rounds left and what is in the way may come back, they wait: for all of their cost first. Who came
+// meanwhile and lacks less has a draw at once.
+func (a *account) judge(at instant, n uint64) {
 	kept := a.line[:0]
 	for _, q := range a.line {
 		covered := q.n != 0 && q.n <= n
+		less := !covered && a.short(q) < a.lacks
+		if less {
+			a.notBefore = at.mono
+		}
 		hope := a.fruitless <= maxRounds && (a.hopeful(q.cost) || a.avail() < q.least && a.hopeful(q.least))
-		if !covered || hope {
+		if less || hope {
 			kept = append(kept, q)
 			continue
 		}
@@ -170,3 +174,6 @@ func (a *account) judge(n uint64) {
 	clear(a.line[len(kept):])
 	a.line = kept
 }
+
+// short is what must come for q, at the least.
+func (a *account) short(q *ask) int64 { return q.least - max(a.avail(), 0) }

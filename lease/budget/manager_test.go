@@ -27,6 +27,7 @@ type bed struct {
 	cut      []atomic.Bool  // the node's draws find nobody
 	wallOff  []atomic.Int64 // ns, of its wall clock
 	deaf     atomic.Bool    // draws are made, and their answers lost
+	slow     atomic.Int64   // ns that a draw takes before it comes to the ledger
 	tries    atomic.Int64
 	override atomic.Bool
 	began    time.Time
@@ -76,7 +77,7 @@ func (b *bed) draw(ctx context.Context, node int, d Draw) (Drawn, error) {
 		time.Sleep(commit)
 		return Drawn{}, errNobody
 	}
-	time.Sleep(commit / 2)
+	time.Sleep(commit/2 + time.Duration(b.slow.Load()))
 	res, err := b.ledger.Draw(d, time.Now().UnixNano())
 	time.Sleep(commit / 2)
 	if ctx.Err() != nil || b.deaf.Load() {

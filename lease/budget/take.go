@@ -235,6 +235,7 @@ func (m *Manager) wait(ctx context.Context, r *request, q *ask) (*Refused, error
 	select {
 	case <-q.done:
 	case <-r.timer.C:
+		r.timer.Reset(0) // should it wait at another account, then no longer
 	case <-ctx.Done():
 		err = fmt.Errorf("budget: waiting for the ledger: %w", context.Cause(ctx))
 	}
@@ -243,16 +244,18 @@ func (m *Manager) wait(ctx context.Context, r *request, q *ask) (*Refused, error
 	at := m.instant()
 	switch {
 	case q.ready && err == nil:
-		r.ask = q
-		r.emergency[r.at] = r.emergency[r.at] || q.emergency > 0
-		if q.granted < q.cost {
-			r.most, r.by = q.granted, r.at
-		}
+		r.granted(q)
 		return nil, nil
 	case q.refused != 0:
 		return r.refusal(r.at, q.refused, q.err, at), nil
 	}
 	c.leave(q)
+	if err == nil && q.least <= c.avail() { // it has waited long enough for more
+		c.grant(q, min(q.cost, c.avail()))
+		m.after(c, at)
+		r.granted(q)
+		return nil, nil
+	}
 	c.serve()
 	m.after(c, at)
 	if err != nil {
@@ -262,6 +265,15 @@ func (m *Manager) wait(ctx context.Context, r *request, q *ask) (*Refused, error
 		return r.refusal(r.at, Unavailable, m.outlook().down, at), nil
 	}
 	return r.refusal(r.at, InFlight, nil, at), nil
+}
+
+// granted notes that the ask that was waited for is ready.
+func (r *request) granted(q *ask) {
+	r.ask = q
+	r.emergency[r.at] = r.emergency[r.at] || q.emergency > 0
+	if q.granted < q.cost {
+		r.most, r.by = q.granted, r.at
+	}
 }
 
 // refusal describes a refusal by charge i. Its cell is locked.
