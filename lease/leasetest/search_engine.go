@@ -20,6 +20,7 @@ type engine struct {
 	future *copier
 
 	locals    []known
+	owners    map[uint64]owning
 	oracles   []*oracle
 	packets   []packet
 	hashes    struct{ oracles, packets []uint64 }
@@ -79,7 +80,7 @@ func newEngine(s *Space) (*engine, state) {
 	}
 	e := &engine{
 		lab: s.lab(), plain: s.plain, outcomes: s.outcomes, shown: newCopier(futureRules(), searchShared()), copier: newCopier(rules, searchShared()), future: newCopier(future, searchShared()),
-		index: map[uint64]int32{}, looks: map[uint64]int32{}, did: map[step1]done{}, packetsAt: map[atTime]uint64{}, judged: map[check1]judged{},
+		index: map[uint64]int32{}, owners: map[uint64]owning{}, looks: map[uint64]int32{}, did: map[step1]done{}, packetsAt: map[atTime]uint64{}, judged: map[check1]judged{},
 	}
 	e.views = e.viewsAhead(s.Move)
 	return e, e.split()
@@ -188,7 +189,10 @@ func (e *engine) intern(p *proc) int32 {
 	if _, ok := e.looks[look]; !ok {
 		e.looks[look] = int32(len(e.looks)) + 1
 	}
-	e.locals = append(e.locals, known{local: l, at: e.now, hash: e.hashOf(e.future, l), view: e.looks[look], proc: p.node.name[0], next: p.clock.when(p.owner.Next())})
+	next := p.clock.when(p.owner.Next())
+	future := e.hashOf(e.future, l)
+	e.share(l)
+	e.locals = append(e.locals, known{local: l, at: e.now, hash: future, view: e.looks[look], proc: p.node.name[0], next: next})
 	e.index[h] = int32(len(e.locals)) - 1
 	// They are l's now.
 	j := e.judge
@@ -234,11 +238,25 @@ func (e *engine) hashOf(c *copier, l *local) uint64 {
 	if l.proc.node.name == "c" && !e.plain {
 		return h
 	}
-	own := struct {
-		owner  *lease.Owner
-		rights *rights
-	}{l.proc.owner, l.proc.rights}
-	return mix(h, hashOf(c, &own))
+	return mix(h, hashOf(c, &owning{l.proc.owner, l.proc.rights}))
+}
+
+// owning is what a process owns by.
+type owning struct {
+	owner  *lease.Owner
+	rights *rights
+}
+
+// share has equal processes' owners be one, for they are large. Nobody changes what is kept here.
+func (e *engine) share(l *local) {
+	e.copier.now = l.proc.clock.read(e.now)
+	h := mix(mix(hashOf(e.copier, &owning{l.proc.owner, l.proc.rights}), l.proc.inc), uint64(e.now))
+	o, ok := e.owners[h]
+	if !ok {
+		o = owning{l.proc.owner, l.proc.rights}
+		e.owners[h] = o
+	}
+	l.proc.owner, l.proc.rights = o.owner, o.rights
 }
 
 func (e *engine) hashView(v *view) uint64 {
