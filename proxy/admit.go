@@ -72,7 +72,7 @@ func (x *exchange) estimate() {
 	if x.route.generate {
 		r.outTokens = x.p.est.output(x.caller.KeyID, x.model, &x.in, r.inTokens)
 	}
-	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), 0)
+	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), x.seconds())
 }
 
 // charge names the buckets of the limits that keep lets through, and what decides on each

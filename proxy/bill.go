@@ -82,6 +82,9 @@ type Bill struct {
 	// strict budget the upper bound, and from the grant on what was granted.
 	Reserved int64
 	Charges  []BudgetCharge // none for callers without budgets and for free models
+	// Now is the clock by which budgets' periods go, in nanoseconds since 1970; Money sets it. A node's own may be
+	// off. 0: nobody has.
+	Now int64
 
 	// Usage is Known where the backend reported it; else it is estimated or counted.
 	Usage     openai.Usage
@@ -95,6 +98,14 @@ type Bill struct {
 	Cancelled bool          // no backend has seen it
 	Latency   time.Duration // to the settlement
 	TTFT      time.Duration // to the first byte of the answer; 0: none came
+}
+
+// clock is the time by which the budgets' periods go.
+func (b *Bill) clock() time.Time {
+	if b.Now == 0 {
+		return time.Now()
+	}
+	return time.Unix(0, b.Now)
 }
 
 // BrokeKind says why budgets refuse.
@@ -171,12 +182,13 @@ func (x *exchange) invoice() *Error {
 func (x *exchange) chargeBudgets(least, most int64) {
 	t, now := &x.tab, time.Now()
 	most = max(most, x.res.nanoUSD)
+	ask := max(x.res.nanoUSD, min(most, 1)) // what may cost something asks for something: nothing is never refused
 	if cap(t.bill.Charges) == 0 {
 		t.bill.Charges = make([]BudgetCharge, 0, len(x.caller.Budgets))
 	}
 	for i := range x.caller.Budgets {
 		b := &x.caller.Budgets[i]
-		c := BudgetCharge{Budget: b, Key: bucket(x, b.Scope, b.Bucket), Cost: x.res.nanoUSD, Least: x.res.nanoUSD, Most: most}
+		c := BudgetCharge{Budget: b, Key: bucket(x, b.Scope, b.Bucket), Cost: ask, Least: ask, Most: most}
 		if b.Strict {
 			t.strict, c.Cost, c.Least = true, most, min(least, most)
 		}
@@ -220,7 +232,7 @@ func (x *exchange) pay() error {
 	c, b := t.refusal(err)
 	x.res.refusedModel = c != nil && c.Budget.Scope&ScopeModel != 0
 	x.p.met.broke(c, b.Kind)
-	return errBroke(c, b, x.p.cfg.BudgetStatus, time.Now())
+	return errBroke(c, b, x.p.cfg.BudgetStatus, t.bill.clock())
 }
 
 // refusal is why no money could be reserved, and the charge at fault; nil if there is none
@@ -341,7 +353,7 @@ func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out i
 			name = at.Budget.Name
 		}
 		if e.Refused == "" {
-			e.Refused, e.Reason = name, errBroke(at, b, x.p.cfg.BudgetStatus, time.Now()).Message
+			e.Refused, e.Reason = name, errBroke(at, b, x.p.cfg.BudgetStatus, t.bill.clock()).Message
 		}
 	}
 	for i := range t.bill.Charges {

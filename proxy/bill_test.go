@@ -155,6 +155,25 @@ func TestAPanicAfterTheBackendWorkedIsPaidFor(t *testing.T) {
 	}
 }
 
+// TestAudioBySecondsIsRefusedAtTheEnd: a model that is priced by the second of audio alone has an estimate, so that a
+// budget that is used up refuses it.
+func TestAudioBySecondsIsRefusedAtTheEnd(t *testing.T) {
+	m := model("m", "vllm")
+	m.Cost = func(_ openai.Usage, _, audio int64) int64 { return audio * 1000 }
+	m.UpperBound = func(_, _, _, audio int64) int64 { return audio * 1000 }
+	c := call{path: "/v1/audio/transcriptions", header: header("Content-Type", "multipart/form-data; boundary=B"), body: "--B\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n" +
+		"--B\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n" + strings.Repeat("a", 80_000) + "\r\n--B--\r\n"}
+	w := newWorld(t, setup{models: []*proxy.Model{m}, change: budgeted(budget("month", 15_000))})
+	w.do(c).want(t, 200)
+	w.settled()
+	if b := w.till.bill(t); b.Reserved != 10_000 {
+		t.Errorf("ten seconds reserve %d", b.Reserved)
+	}
+	w.till.opening = 15_000
+	w.till.accounts = map[account]*balance{}
+	w.do(c).refused(t, 429, "insufficient_quota")
+}
+
 // TestClientsThatLeavePay: for what passed, or under a strict budget for what was reserved.
 func TestClientsThatLeavePay(t *testing.T) {
 	for _, isStrict := range []bool{false, true} {

@@ -19,9 +19,10 @@ const (
 	mostAudioTokens       = 32 << 10 // of an audio part
 	contextUnstated       = 32 << 10 // the context of a model that states none
 
-	bytesPerSecond  = 500 // of speech, in the tightest of the usual codecs
-	secondsPerChunk = 29  // of audio: each chunk has an answer of its own
-	tokensPerSecond = 50  // that audio becomes, at most
+	bytesPerSecond  = 500   // of speech, in the tightest of the usual codecs
+	usualPerSecond  = 8_000 // of audio files
+	secondsPerChunk = 29    // of audio: each chunk has an answer of its own
+	tokensPerSecond = 50    // that audio becomes, at most
 )
 
 // bounds are what a request takes at most. What each route can bring:
@@ -95,6 +96,11 @@ func (x *exchange) bounds() bounds {
 		b.echo = times(b.in, ceilDiv(b.sequences, prompts))
 	}
 	return b
+}
+
+// seconds estimates the length of the audio file that the request brings.
+func (x *exchange) seconds() int64 {
+	return min(ceilDiv(x.in.FileBytes, usualPerSecond), maxAudioSeconds)
 }
 
 // mostInput bounds the tokens of what the body shows.

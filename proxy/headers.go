@@ -98,7 +98,7 @@ func (x *exchange) rateHeaders() {
 			tightest, least = i, share
 		}
 	}
-	policy, state = appendBudgets(policy, state, charges)
+	policy, state = appendBudgets(policy, state, charges, x.tab.bill.clock())
 	if len(policy) == 0 {
 		return
 	}
@@ -127,8 +127,7 @@ func (x *exchange) rateHeaders() {
 
 // appendBudgets adds an item for each budget that Money told of. Where no period ends, none
 // is told, nor a moment at which all of the budget is back.
-func appendBudgets(policy, state []byte, charges []BudgetCharge) ([]byte, []byte) {
-	now := time.Now().UnixNano()
+func appendBudgets(policy, state []byte, charges []BudgetCharge, now time.Time) ([]byte, []byte) {
 	for i := range charges {
 		c := &charges[i]
 		if !c.known() {
@@ -141,7 +140,7 @@ func appendBudgets(policy, state []byte, charges []BudgetCharge) ([]byte, []byte
 		policy = append(policy, `;qu="usd-cents"`...)
 		state = appendItem(state, c.Budget.Name, ";r=", max(c.Left, 0)/nanoPerCent)
 		if c.End > 0 {
-			state = strconv.AppendInt(append(state, ";t="...), seconds(time.Duration(c.End-now)), 10)
+			state = strconv.AppendInt(append(state, ";t="...), seconds(time.Unix(0, c.End).Sub(now)), 10)
 		}
 	}
 	return policy, state

@@ -63,7 +63,7 @@ func (t *till) decide(b *proxy.Bill) error {
 	g := int64(1 << 62)
 	for i := range b.Charges {
 		c := &b.Charges[i]
-		if c.Left < c.Least || c.Left == 0 && c.Cost == 0 {
+		if c.Left < c.Least {
 			kind := proxy.Exhausted
 			if c.Amount-c.Spent >= c.Least {
 				kind = proxy.InFlight

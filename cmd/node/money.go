@@ -144,6 +144,7 @@ func (m *money) take(ctx context.Context, b *proxy.Bill, h *held) error {
 
 // charge says what is taken from which account, as of now by the ledger's clock.
 func (m *money) charge(b *proxy.Bill, h *held, now int64) {
+	b.Now = now
 	for i := range b.Charges {
 		c := &b.Charges[i]
 		c.Start, c.End = c.Budget.Period(time.Unix(0, now))
