@@ -74,23 +74,29 @@ func TestSmallWorld(t *testing.T) {
 	}
 }
 
-// TestSearchFinds: without a rule the search of a small world objects, in no more acts than these.
+// TestSearchFinds: without a rule the search of a small world objects.
 func TestSearchFinds(t *testing.T) {
 	for _, tc := range []struct {
 		name, world string
 		broken      lease.Rule
 		bounds      Space
+		rate        int64 // 0: as ever
 	}{
-		{"R1 depth", "gcra, move false, warm true", lease.BreakDepth, Space{Messages: 4, Takes: 1, Times: 2}},
-		{"R1 outstanding", "gcra, move false, warm false", lease.BreakOutstanding, Space{Messages: 2, Takes: 1, Times: 1}},
-		{"R3 the larger", "gcra, move false, warm true", lease.BreakLarger, Space{Messages: 4, Takes: 1, Settles: 1, Times: 1}},
-		{"R6 totals", "gcra, move false, warm true", lease.BreakTotals, Space{Messages: 4, Takes: 1, Settles: 1}},
-		{"R7 late decision", "gcra, move false, warm false", lease.BreakSecondReading, Space{Messages: 2, Takes: 1, Times: 1}},
-		{"V4 wait", "fixed_window, move false, warm true", lease.BreakWait, Space{Messages: 2, Takes: 1}},
+		{"R1 depth", "gcra, move false, warm true", lease.BreakDepth, Space{Messages: 4, Takes: 1, Times: 2}, 0},
+		{"R1 outstanding", "gcra, move false, warm false", lease.BreakOutstanding, Space{Messages: 2, Takes: 1, Times: 1}, 0},
+		{"R3 the larger", "gcra, move false, warm true", lease.BreakLarger, Space{Messages: 4, Takes: 1, Settles: 1, Times: 1}, 0},
+		{"R5 numbers", "gcra, move false, warm false", lease.BreakNumbers, Space{Messages: 4, Takes: 1, Repeats: 1, Times: 1}, 8},
+		{"R6 totals", "gcra, move false, warm true", lease.BreakTotals, Space{Messages: 4, Takes: 1, Settles: 1}, 0},
+		{"R7 late decision", "gcra, move false, warm false", lease.BreakSecondReading, Space{Messages: 2, Takes: 1, Times: 1}, 0},
+		{"V4 wait", "fixed_window, move false, warm true", lease.BreakWait, Space{Messages: 2, Takes: 1}, 0},
+		{"V4 empty", "gcra, move false, warm true", lease.BreakEmpty, Space{Messages: 4, Takes: 1, Times: 1}, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			space := spaces(tc.bounds)[tc.world]
 			space.Break = tc.broken
+			if tc.rate > 0 {
+				space.Limit = perSecond(tc.rate, 4)
+			}
 			f := Search(space)
 			if f.Violation == "" {
 				t.Fatal("nobody noticed: " + f.Text())
