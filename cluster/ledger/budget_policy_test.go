@@ -270,7 +270,10 @@ func TestWarnings(t *testing.T) {
 	}{
 		"none":                {moneyPolicy(aBudget, model("m", "0.20", "0.60")+", "+model("n", "15.00", "75.00")+", "+model("o", "0.00", "0.00")), nil},
 		"a budget of nothing": {moneyPolicy(`{name: x, scope: org, amount: "0.00", period: none}`, freeModel), []string{"plans[p].budgets[x].amount: with 0.00 dollars only free models are served"}},
-		"a shared name":       {strings.Replace(moneyPolicy(aBudget, freeModel), "budgets:", "limits: [{name: month, scope: org, unit: requests, rate: 1/s}], budgets:", 1), []string{`plans[p].budgets[month].name: a limit is called "month" as well, and the RateLimit headers have both; give the budget another name`}},
+		"too much aside": {moneyPolicy(`{name: x, scope: org, amount: "10.00", period: none, emergency_per_node: "1.01"}, {name: y, scope: org, amount: "10.00", period: none, emergency_per_node: "1.00"}`, freeModel), []string{
+			"plans[p].budgets[x].emergency_per_node: 1.01 dollars is more than a tenth of the amount, 10.00, and every node sets as much aside, up to half of the amount in all: requests get only the rest",
+		}},
+		"a shared name": {strings.Replace(moneyPolicy(aBudget, freeModel), "budgets:", "limits: [{name: month, scope: org, unit: requests, rate: 1/s}], budgets:", 1), []string{`plans[p].budgets[month].name: a limit is called "month" as well, and the RateLimit headers have both; give the budget another name`}},
 		"a token for a million": {moneyPolicy(aBudget, model("m", "0.20", "0.60")+", "+model("n", "0.10", "0.40")+", "+model("o", "0.0000001", "0.0000004")), []string{
 			"models[o].price_per_million.input: 0.0000001 dollars for a million tokens is a million times more or less than the median over all models, 0.10; is that so?",
 			"models[o].price_per_million.output: 0.0000004 dollars for a million tokens is a million times more or less than the median over all models, 0.40; is that so?",

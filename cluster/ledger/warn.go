@@ -9,6 +9,9 @@ import (
 // priceGap is how far apart prices may lie without a warning: as far as one of a token and one of a million.
 const priceGap = 1_000_000
 
+// emergencyPart: a node may set this part of a budget's amount aside without a warning.
+const emergencyPart = 10
+
 // warnings are lines, maxWarnings at most; those beyond are counted.
 type warnings struct {
 	lines []string
@@ -30,8 +33,8 @@ func (w *warnings) all() []string {
 	return w.lines
 }
 
-// Warnings says what of a valid policy looks like a mistake and is done all the same: budgets of nothing, names
-// that limits and budgets share, prices a million times apart. maxWarnings and a count at most, in the order of
+// Warnings says what of a valid policy looks like a mistake and is done all the same: budgets of nothing or with
+// much set aside, names that limits and budgets share, prices a million times apart. maxWarnings and a count at most, in the order of
 // the policy.
 func (p *Policy) Warnings() []string {
 	var w warnings
@@ -49,6 +52,9 @@ func (w *warnings) budgets(at place, budgets []Budget, limits []Limit) {
 		b, in := &budgets[i], at.item("budgets", i, budgets[i].Name)
 		if b.Amount != nil && *b.Amount == 0 {
 			w.add(in.field("amount"), "with 0.00 dollars only free models are served")
+		}
+		if b.Amount != nil && b.EmergencyPerNode > *b.Amount/emergencyPart {
+			w.add(in.field("emergency_per_node"), "%s dollars is more than a tenth of the amount, %s, and every node sets as much aside, up to half of the amount in all: requests get only the rest", b.EmergencyPerNode, *b.Amount)
 		}
 		if slices.ContainsFunc(limits, func(l Limit) bool { return l.Name == b.Name }) {
 			w.add(in.field("name"), "a limit is called %q as well, and the RateLimit headers have both; give the budget another name", b.Name)

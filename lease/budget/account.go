@@ -96,11 +96,29 @@ func newAccount(key Key, terms *Terms, at instant) account {
 // touch takes in what the policy of a charge says.
 func (a *account) touch(c *Charge) {
 	if c.Terms.Revision > a.terms.Revision {
+		before := a.limit()
 		a.terms = c.Terms
+		a.lowered(before)
 		a.fruitless, a.notBefore, a.lacks, a.scarce = 0, 0, 0, 0
 	}
 	a.spare = amount(c.Emergency)
 	a.aside = min(a.aside, a.spare)
+}
+
+// room is how much more may be set aside: with what others have outstanding, of which some may lie aside there, half of the amount at
+// most, or the nodes together could set aside all of it. What others have is as of the ledger's last word: only with that of a grant is
+// it certain that no two count on the same room, since the grant is outstanding before another one is made.
+func (a *account) room() int64 {
+	return max(min(a.spare-a.aside, a.limit()/asidePart-a.heard.Others-a.aside), 0)
+}
+
+// lowered cuts what lies aside as the amount was cut: at most half of it lies aside again.
+func (a *account) lowered(before int64) {
+	if limit := a.limit(); limit < before {
+		hi, lo := bits.Mul64(uint64(a.aside), uint64(limit))
+		part, _ := bits.Div64(hi, lo, uint64(before))
+		a.aside = int64(part)
+	}
 }
 
 // avail is what a request could have at once; negative: debt, or what is not covered of requests that are open.

@@ -24,6 +24,9 @@ const (
 // blockPart: a block that is drawn ahead is at most this part of the amount.
 const blockPart = 16
 
+// asidePart: what all nodes have set aside is at most this part of the amount.
+const asidePart = 2
+
 var errClosed = errors.New("this process is done with the account, or an operator released what it held")
 
 // duty is what an account has to do next.
@@ -184,7 +187,7 @@ func (a *account) wantHelp(at instant, have int64) {
 	a.draw.Need, a.draw.Want = a.first, a.first
 	a.draw.Least = max(amount(least-have), 1)
 	if at.mono >= a.scarce {
-		a.draw.Need = add(a.first, a.spare-a.aside)
+		a.draw.Need = add(a.first, a.room())
 		a.draw.Want = add(a.draw.Need, max(a.block(at), a.last))
 	}
 }
@@ -194,8 +197,8 @@ func (a *account) wantAhead(at instant, have int64) {
 	lacking := max(amount(a.block(at)-have), 1)
 	a.first = min(max(a.last, 1)+max(-have, 0), lacking)
 	a.draw.Least = a.first
-	a.draw.Need = add(a.first, a.spare-a.aside)
-	a.draw.Want = add(lacking, a.spare-a.aside)
+	a.draw.Need = add(a.first, a.room())
+	a.draw.Want = add(lacking, a.room())
 }
 
 // answered takes the outcome of the draw under way. One that comes when there is none is not believed.
@@ -263,10 +266,12 @@ func (a *account) apply(at instant, res Drawn) {
 	// After a credit less than nothing may be spent, and in debt less than nothing is free.
 	res.Spent, res.Free = max(min(res.Spent, MaxAmount), -MaxAmount), max(min(res.Free, MaxAmount), -MaxAmount)
 	res.Amount, res.Others = amount(res.Amount), amount(res.Others)
+	before := a.limit()
 	a.heard, a.told, a.revision = res, d.Spent, d.Terms.Revision
 	a.heardN = d.N
 	a.answers++
 	a.known = true
+	a.lowered(before)
 	// As the ledger counts it now. What was spent beyond all grants is among what it knows of: that debt is told.
 	a.allowed = add(d.Spent+d.Holding, granted)
 	if d.Final || res.Closed {
@@ -290,7 +295,8 @@ func (a *account) apply(at instant, res Drawn) {
 		return
 	}
 	a.fruitless, a.notBefore, a.lacks = 0, 0, 0
-	a.aside += max(min(a.spare-a.aside, granted-a.first, a.avail()), 0)
+	// Of what is left, half stays for requests.
+	a.aside += max(min(a.room(), granted-a.first, a.avail(), (granted-a.first+max(res.Free, 0))/2), 0)
 }
 
 // pass has those whom the draw n was to help, and did not, be passed by those that fit. It says whether any are left.

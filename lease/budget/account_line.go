@@ -140,16 +140,23 @@ func (a *account) hopeful(cost int64) bool {
 	return a.total()+a.aside+cost <= a.limit()
 }
 
+// kindFor says why there is nothing for cost: what is spent leaves room or not. What lies aside here is not waited for, but
+// it is not spent either.
+func (a *account) kindFor(cost int64) Kind {
+	if a.total()+cost <= a.limit() {
+		return InFlight
+	}
+	return Exhausted
+}
+
 // giveUp decides for a request that no draw will help soon: it gets what there is, if that will do. It is not in the line.
 func (a *account) giveUp(q *ask) {
 	have := a.avail()
 	switch {
 	case q.least <= have:
 		a.grant(q, min(q.cost, have))
-	case a.hopeful(q.least):
-		a.refuse(q, InFlight, nil)
 	default:
-		a.refuse(q, Exhausted, nil)
+		a.refuse(q, a.kindFor(q.least), nil)
 	}
 }
 

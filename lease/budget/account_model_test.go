@@ -221,7 +221,7 @@ func (w *world) check(t *rapid.T) {
 	if w.ledger.believed > 0 {
 		t.Fatalf("a node claims to hold more than was granted")
 	}
-	var spent, held int64
+	var spent, held, aside int64
 	for _, n := range w.nodes {
 		var open int64
 		for _, o := range n.opens {
@@ -243,11 +243,15 @@ func (w *world) check(t *rapid.T) {
 		if n.aside < 0 || n.aside > n.spare {
 			t.Fatalf("node %d has %d of %d aside", n.holder, n.aside, n.spare)
 		}
+		aside += n.aside
 		spent += n.spent
 		held += n.account.open + n.aside + max(n.avail(), 0)
 	}
 	if a == nil {
 		return
+	}
+	if !w.lowered && aside > a.terms.Amount/2 {
+		t.Fatalf("%d lie aside of %d", aside, a.terms.Amount)
 	}
 	if w.strict && !w.lowered && (a.spent+a.outstanding() > a.terms.Amount || spent+held > w.terms.Amount) {
 		t.Fatalf("%d spent and %d outstanding of %d; the nodes have %d and %d", a.spent, a.outstanding(), a.terms.Amount, spent, held)
@@ -323,7 +327,7 @@ func TestAccountAgainstAModel(t *testing.T) {
 			"recall":   func(*rapid.T) { w.node().recall(w.at()) },
 			"spare": func(t *rapid.T) {
 				n := w.node()
-				n.touch(&Charge{Terms: w.terms, Emergency: rapid.SampledFrom([]int64{0, 5, 50}).Draw(t, "emergency")})
+				n.touch(&Charge{Terms: w.terms, Emergency: rapid.SampledFrom([]int64{0, 5, 50, 700}).Draw(t, "emergency")})
 			},
 			"override": func(*rapid.T) { w.override = !w.override },
 			"member": func(*rapid.T) {

@@ -48,7 +48,7 @@ type Charge struct {
 	// then granted less, but Least at the least, if the budget has no more. 0 is no wish: as Cost.
 	Cost, Least int64
 	// Emergency is kept aside of what the ledger grants, and spent only while it is out of reach and
-	// Config.Override says so.
+	// Config.Override says so. It is less where all nodes together would set aside more than half of the amount.
 	Emergency int64
 }
 
@@ -71,7 +71,8 @@ type Kind uint8
 const (
 	// Exhausted says that what is spent leaves too little.
 	Exhausted Kind = iota + 1
-	// InFlight says that what is spent leaves enough, but requests that are open, here or elsewhere, hold it.
+	// InFlight says that what is spent leaves enough, but requests that are open, here or elsewhere, hold it, or it is set
+	// aside for emergencies.
 	InFlight
 	// Unavailable says that the ledger is out of reach or grants nothing to this process, and what it had granted
 	// is spent.

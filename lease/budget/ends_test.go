@@ -197,3 +197,60 @@ func TestALedgerThatIsSlowCostsNobodyWhatIsHere(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatIsSetAsideLeavesTheBudget: however much each node is to set aside, at most half of the amount is, and the rest is sold.
+func TestWhatIsSetAsideLeavesTheBudget(t *testing.T) {
+	for name, emergency := range map[string]int64{
+		"all of it": usd, "more than there is": 20 * usd, "a third each": usd * 34 / 100, "a sixth each": usd / 6, "little": usd / 100,
+	} {
+		for _, at := range []string{"one after another", "at once"} {
+			t.Run(name+", "+at, func(t *testing.T) {
+				inBubble(t, 3, func(t *testing.T, b *bed) {
+					paid := func(int) []Charge {
+						c := charge("b", usd, 400_000)
+						c.Emergency = emergency
+						return []Charge{c}
+					}
+					if at == "one after another" {
+						for _, m := range b.managers {
+							m.Settle(take(t, m, paid(0)...), 0)
+						}
+					}
+					all := func(_ *rand.Rand, granted int64) int64 { return granted }
+					o := crowd{24, paid, all, 20 * time.Second}.run(t, b)
+					var aside, least int64
+					for _, m := range b.managers {
+						l, _ := m.Level(key("b"))
+						aside += l.Emergency
+						least = max(least, l.Emergency)
+					}
+					if aside > usd/2 || aside < min(3*emergency, usd/2)*9/10 {
+						t.Errorf("%d are set aside", aside)
+					}
+					if o.spent+aside > usd || o.spent+aside < usd*99/100 {
+						t.Errorf("%d spent, %d set aside of %d", o.spent, aside, usd)
+					}
+					if o.spentOut > 0 {
+						t.Errorf("%d times it was called spent", o.spentOut)
+					}
+					if o.waits[len(o.waits)-1] > 300*time.Millisecond || b.draws() > 800 {
+						t.Errorf("refusals after up to %v, %d draws", o.waits[len(o.waits)-1], b.draws())
+					}
+					lowered := paid(0)
+					lowered[0].Terms = &Terms{Amount: usd / 10, Revision: 2}
+					aside = 0
+					for _, m := range b.managers {
+						if out := make([]Taken, 1); m.Take(t.Context(), lowered, out) == nil { // what it holds stays usable
+							m.Settle(out, 0)
+						}
+						l, _ := m.Level(key("b"))
+						aside += l.Emergency
+					}
+					if aside > usd/20 {
+						t.Errorf("%d are set aside of %d", aside, usd/10)
+					}
+				})
+			})
+		}
+	}
+}

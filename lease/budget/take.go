@@ -182,11 +182,7 @@ func (m *Manager) try(r *request, at instant, tries int) (*ask, *Refused) {
 	}
 	for i := range r.cs {
 		if r.cs[i].clampable() && r.most < r.cs[i].Least {
-			kind := Exhausted
-			if r.cells[r.by].hopeful(r.cs[i].Least) {
-				kind = InFlight
-			}
-			return nil, r.refusal(r.by, kind, nil, at)
+			return nil, r.refusal(r.by, r.cells[r.by].kindFor(r.cs[i].Least), nil, at)
 		}
 		cost, c := r.cost(i), r.cells[i]
 		part, ok := c.hold(cost, waited != nil && i == r.at, r.emergency[i])
@@ -377,8 +373,6 @@ func (a *account) peek(at instant, ch *Charge, o outlook, t *Taken) (Kind, error
 		return Unavailable, o.down
 	case least <= t.Left:
 		return 0, nil
-	case a.hopeful(least):
-		return InFlight, nil
 	}
-	return Exhausted, nil
+	return a.kindFor(least), nil
 }
