@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"container/list"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -20,6 +21,7 @@ const (
 	MaxNano = 1 << 60
 
 	maxBudgetBytes = 64 << 20  // of the accounts' names
+	tenantPart     = 4         // what part of the accounts and of their names one tenant has at most
 	maxSlots       = 512       // of a rolling budget's window
 	maxLevels      = 16        // alerts of one budget
 	maxPercent     = 1_000     // of an alert
@@ -49,6 +51,44 @@ type account struct {
 	born    int64
 	slots   []slot // of a rolling budget: what Spent is the sum of
 	minutes []slot // of the last hour, where spikes are looked for
+}
+
+// accountTable holds the accounts, and how many each tenant has: so that one whose users are made up
+// leaves room for the others.
+type accountTable struct {
+	*table[BudgetKey, *account]
+	shares map[string]share // by tenant; of those that have any
+}
+
+// share is how many accounts a tenant has, and the bytes of their names.
+type share struct{ count, bytes int }
+
+func newAccountTable() *accountTable {
+	return &accountTable{newTable[BudgetKey, *account](MaxBudgets, maxBudgetBytes), map[string]share{}}
+}
+
+func (as *accountTable) add(a *account) {
+	as.table.add(a)
+	as.count(a, 1)
+}
+
+func (as *accountTable) remove(e *list.Element) {
+	as.count(e.Value.(*account), -1)
+	as.table.remove(e)
+}
+
+func (as *accountTable) count(a *account, n int) {
+	s := as.shares[a.Key.Tenant]
+	s.count, s.bytes = s.count+n, s.bytes+n*a.size()
+	if as.shares[a.Key.Tenant] = s; s.count == 0 {
+		delete(as.shares, a.Key.Tenant)
+	}
+}
+
+// within says whether one more is within its tenant's share. What belongs to no tenant is the operator's own.
+func (as *accountTable) within(k *BudgetKey) bool {
+	s := as.shares[k.Tenant]
+	return k.Tenant == "" || s.count < as.most/tenantPart && s.bytes+keySize(&k.Key) <= as.mostBytes/tenantPart
 }
 
 // slot is what was spent in one slot of time, in the order of time; none is 0.
@@ -228,22 +268,29 @@ func (d *BudgetDraw) forgotten(now int64) bool {
 
 // roomForBudget makes room for one account more.
 func (s *State) roomForBudget(k *BudgetKey, now int64) (changed bool, err error) {
-	changed = s.forgetBudgets(now, sweepEach, false)
+	changed = s.forgetBudgets(now, sweepEach, func(*account) bool { return false })
 	if !s.budgets.room(keySize(&k.Key)) {
-		changed = s.forgetBudgets(now, sweepFull, true) || changed
+		changed = s.forgetBudgets(now, sweepFull, func(*account) bool { return true }) || changed
 	}
-	if !s.budgets.room(keySize(&k.Key)) {
+	if !s.budgets.within(k) {
+		changed = s.forgetBudgets(now, sweepFull, func(a *account) bool { return a.Key.Tenant == k.Tenant }) || changed
+	}
+	switch {
+	case !s.budgets.within(k):
+		return changed, refuse(codeFull, "tenant %q has %d accounts of budgets in use, which is the most of one tenant", k.Tenant, s.budgets.shares[k.Tenant].count)
+	case !s.budgets.room(keySize(&k.Key)):
 		return changed, refuse(codeFull, "%d accounts of budgets are in use, which is the most", len(s.budgets.at))
 	}
 	return changed, nil
 }
 
-// forgetBudgets looks at so many accounts for those that count no more. It says whether there were any.
-func (s *State) forgetBudgets(now int64, most int, full bool) (changed bool) {
+// forgetBudgets looks at so many accounts for those that count no more, of which those that full
+// selects must make room. It says whether there were any.
+func (s *State) forgetBudgets(now int64, most int, full func(*account) bool) (changed bool) {
 	for range min(most, s.budgets.queue.Len()) {
 		e := s.budgets.queue.Front()
 		a := e.Value.(*account)
-		if !a.over(now, full, s.member) {
+		if !a.over(now, full(a), s.member) {
 			s.budgets.queue.MoveToBack(e)
 			continue
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/big"
 	"math/rand/v2"
@@ -926,7 +927,7 @@ func TestBudgetsAreBounded(t *testing.T) {
 	must(t, err)
 	filler := monthly("filler")
 	for i := range MaxBudgets {
-		filler.Subject = fmt.Sprint(i)
+		filler.Tenant, filler.Subject = fmt.Sprint("t", i%8), fmt.Sprint(i)
 		b.s.budgets.add(&account{BudgetAccount: BudgetAccount{Key: filler, Terms: terms(10), Spent: 1}})
 	}
 	d := BudgetDraw{Key: monthly("l"), Terms: terms(10), Holder: 9, N: 1, Want: 1}
@@ -942,6 +943,66 @@ func TestBudgetsAreBounded(t *testing.T) {
 	d.Key = endless("by bytes")
 	if _, err := b.drawBudget(d); !errors.Is(err, ErrBudgetFull) {
 		t.Errorf("names have no bound: %v", err)
+	}
+}
+
+// TestATenantHasAShare: whose users are made up leaves room for the others, and gets some again when its periods end.
+func TestATenantHasAShare(t *testing.T) {
+	b := newBank(t)
+	filler := monthly("filler")
+	fill := func(n int, subject string) {
+		for i := range n {
+			filler.Subject = fmt.Sprint(subject, i)
+			b.s.budgets.add(&account{BudgetAccount: BudgetAccount{Key: filler, Terms: terms(10), Spent: 1}})
+		}
+	}
+	fill(MaxBudgets/4, "")
+	d := BudgetDraw{Key: monthly("l"), Terms: terms(10), Holder: 9, N: 1, Want: 1}
+	if _, err := b.drawBudget(d); !errors.Is(err, ErrBudgetFull) || !strings.Contains(err.Error(), `tenant "acme"`) {
+		t.Errorf("beyond its share a tenant gets %v", err)
+	}
+	if _, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: d.Key.message(), Amount: 1, Reason: "r"})); !errors.Is(err, ErrBudgetFull) {
+		t.Errorf("beyond its share a correction gives %v", err)
+	}
+	for _, tenant := range []string{"other", ""} {
+		d.Key.Tenant = tenant
+		if _, err := b.drawBudget(d); err != nil {
+			t.Errorf("tenant %q is shut out: %v", tenant, err)
+		}
+	}
+	b.now = filler.End
+	d.Key = endless("l")
+	d.Key.Tenant = "acme"
+	if _, err := b.drawBudget(d); err != nil || len(b.s.budgets.at) > MaxBudgets/4+2 {
+		t.Errorf("after its periods a tenant gets %v, now %d", err, len(b.s.budgets.at))
+	}
+
+	b = newBank(t) // by the bytes of names
+	fill(maxBudgetBytes/4/500, strings.Repeat("x", 500))
+	if _, err := b.drawBudget(d); !errors.Is(err, ErrBudgetFull) {
+		t.Errorf("a tenant's names have no bound: %v", err)
+	}
+}
+
+// TestSharesAreCounted: what is added, forgotten, written and read back.
+func TestSharesAreCounted(t *testing.T) {
+	b := newBank(t)
+	d := BudgetDraw{Terms: terms(10), Holder: 9, N: 1, Spent: 1}
+	for i := range int64(100) {
+		d.Key = BudgetKey{Key: limiter.Key{Tenant: fmt.Sprint("t", i%3), Limit: "b"}, Start: b.now, End: b.now + 24*hour}
+		_, err := b.drawBudget(d)
+		must(t, err)
+		b.now += 24 * hour
+	}
+	for name, s := range map[string]*State{"as it was": b.s, "read back": b.again(t).s} {
+		want := map[string]share{}
+		for _, a := range s.budgets.all() {
+			w := want[a.Key.Tenant]
+			want[a.Key.Tenant] = share{w.count + 1, w.bytes + a.size()}
+		}
+		if len(want) != 3 || len(s.budgets.at) > 60 || !maps.Equal(s.budgets.shares, want) {
+			t.Errorf("%s: the shares are %v, want %v", name, s.budgets.shares, want)
+		}
 	}
 }
 

@@ -96,7 +96,7 @@ type State struct {
 	audit    auditTrail
 	events   auditTrail // what budgets' spending set off
 	durables *durables
-	budgets  *table[BudgetKey, *account]
+	budgets  *accountTable
 	tell     map[BudgetKey]struct{} // those of which people should be told
 	recalls  []BudgetKey            // of this batch: others want what is held of them
 
@@ -122,7 +122,7 @@ type State struct {
 // NewState is a state that no command was applied to.
 func NewState() *State {
 	s := &State{
-		keys: newKeys(), durables: newDurables(), budgets: newTable[BudgetKey, *account](MaxBudgets, maxBudgetBytes), tell: map[BudgetKey]struct{}{},
+		keys: newKeys(), durables: newDurables(), budgets: newAccountTable(), tell: map[BudgetKey]struct{}{},
 		audit: auditTrail{most: maxAudit, mostBytes: maxAuditBytes}, events: auditTrail{most: maxEvents, mostBytes: maxEventBytes},
 	}
 	s.publish()
