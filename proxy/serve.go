@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -431,6 +432,8 @@ func checkUser(field, name string) error {
 	switch {
 	case len(name) > maxUserName:
 		return malformed(http.StatusBadRequest, field, "the user's name is longer than %d bytes", maxUserName)
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return malformed(http.StatusBadRequest, field, "a user's name must not hold control characters")
 	case strings.HasPrefix(name, keyUser):
 		return malformed(http.StatusBadRequest, field, "a user's name must not begin with %s", keyUser)
 	}

@@ -63,9 +63,17 @@ func printBudgets(w io.Writer, list []admin.Budget, tenants bool) {
 		if b.Stale {
 			period += " (over)"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t$%s\t$%s\t%s\t$%s\t$%s\t%s\t%s\t%s\n", b.Budget, b.Scope, printable(b.Subject), b.Mode, b.Spent, b.Amount, usedPercent(b),
-			b.Outstanding, b.Left, period, moment(b.End), strings.Join(held, ", "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.Budget, b.Scope, printable(b.Subject), b.Mode, usd(b.Spent), usd(b.Amount), usedPercent(b),
+			usd(b.Outstanding), usd(b.Left), period, moment(b.End), strings.Join(held, ", "))
 	}
+}
+
+// usd is an amount of dollars as people write it.
+func usd(u admin.USD) string {
+	if s := u.String(); s[0] == '-' {
+		return "-$" + s[1:]
+	}
+	return "$" + u.String()
 }
 
 // usedPercent of a budget; nothing where there is nothing to be a part of.
@@ -105,7 +113,7 @@ func correctionCommand(verb, short string, sign admin.USD) *cobra.Command {
 	q.node = adminFlags(c)
 	c.Flags().BoolVar(&q.global, "global", false, "a budget that all tenants share; no tenant is named then")
 	c.Flags().StringArrayVar(&q.subject, "subject", nil, "whom the budget is for, as budgets show lists it: a key, a user, a model; once for each part of a combination, in that order")
-	c.Flags().StringVar(&q.at, "at", "", "a day or moment in the period that is meant (default: now)")
+	c.Flags().StringVar(&q.at, "at", "", "a month, day or moment in the period that is meant, in the budget's time zone (default: now)")
 	c.Flags().StringVar(&q.reason, "reason", "", "why, for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if q.global {
@@ -134,18 +142,20 @@ func (q *correction) send(c *cobra.Command, verb string, sign admin.USD, tenant,
 	}
 	body := map[string]any{"budget": budget, "amount_usd": sign * amount, "subject": strings.Join(q.subject, subjectParts), "reason": q.reason}
 	if q.at != "" {
-		at, err := admin.ParseWhen(q.at, time.UTC, time.Now())
-		if err != nil {
+		if _, err := admin.ParseWhen(q.at, time.UTC, time.Now()); err != nil {
 			return usageError{fmt.Errorf("--at: %w", err)}
 		}
-		body["at"] = at
+		body["at"] = q.at // the node knows the budget's time zone
 	}
 	path := "/admin/v1/budgets/adjust"
 	if !q.global {
 		path = "/admin/v1/budgets/" + url.PathEscape(tenant) + "/adjust"
 	}
 	return send(c, q.node, http.MethodPost, path, body, func(w io.Writer, a admin.Adjusted) {
-		fmt.Fprintf(w, "%s of $%s: $%s of %s are spent now, $%s are left\n", verb, amount, a.Spent, budget, a.Left)
+		if !a.End.IsZero() && q.at != "" {
+			budget += " (" + moment(a.Start) + " to " + moment(a.End) + ")"
+		}
+		fmt.Fprintf(w, "%s of %s: %s of %s are spent now, %s are left\n", verb, usd(amount), usd(a.Spent), budget, usd(a.Left))
 		warn(w, a.Warnings)
 	})
 }
@@ -177,7 +187,7 @@ func releaseCommand() *cobra.Command {
 		Use: "release NODE --incarnation HEX --reason WHY", Short: "Give back what a node held that crashed and does not come back", Args: exactly(1),
 		Long: "What a node that crashed had taken of budgets counts as spent until it is back: started again on its\n" +
 			"data folder it says what it really spent, and gives back the rest by itself. Release it only where that\n" +
-			"folder is lost: what the node spent last, and had not said yet, is then missing from the budgets. A\nprocess that is still in the view is refused. headgate budgets holders lists the incarnations.",
+			"folder is lost: what the node spent last, and had not said yet, is then missing from the budgets. A\nprocess that is still in the view is refused. headgate budgets holders lists the incarnations; NODE is how\nthe audit log calls it.",
 		Example: "  headgate budgets release gw-3 --incarnation 5f2c7e9a10b4d386 --reason 'its disk is dead'",
 	}
 	a := adminFlags(c)

@@ -82,7 +82,7 @@ func auditCommand() *cobra.Command {
 		return show(c, a, http.MethodGet, "/admin/v1/audit?"+v.Encode(), nil, func(w io.Writer, list []admin.AuditEntry) {
 			fmt.Fprintln(w, "AT\tBY\tACTION\tOBJECT\tBEFORE\tAFTER")
 			for _, e := range list {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", moment(e.At), e.Actor, e.Action, e.Object, e.Before, e.After)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", moment(e.At), e.Actor, e.Action, printableLines(e.Object), printableLines(e.Before), printableLines(e.After))
 			}
 		})
 	}

@@ -79,6 +79,16 @@ func printable(subject string) string {
 	return strings.Join(parts, " / ")
 }
 
+// printableLines is a text of several lines, for a terminal: what would steer it is taken out.
+func printableLines(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
+}
+
 func limitsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "show TENANT", Short: "Show a tenant's buckets that are in use, and who holds what of them", Args: exactly(1),

@@ -280,13 +280,13 @@ func TestCommandsAsk(t *testing.T) {
 		{"budgets show acme", nil, []string{
 			"BUDGET     SCOPE      SUBJECT  MODE    SPENT    OF       USED   OUTSTANDING   LEFT           PERIOD      ENDS                  HELD BY\n",
 			"org-month  org                 strict  $200.00  $250.00  80.0%  $0.000000001  $49.999999999  month       2026-06-01T12:00:00Z  gw-1 $0.000000001\n",
-			"key-day    key+model  k / m    normal  $0.50    $0.00           $0.00         $-0.50         day (over)                        gone cd $2.00\n",
+			"key-day    key+model  k / m    normal  $0.50    $0.00           $0.00         -$0.50         day (over)                        gone cd $2.00\n",
 		}},
 		{"budgets show", nil, []string{"TENANT  BUDGET", "acme    org-month"}},
 		{"budgets credit acme org-month 12.50 --reason outage", admin.BudgetAdjustment{Tenant: "acme", Budget: "org-month", Amount: -125e8, Reason: "outage"}, []string{"credit of $12.50: $187.50 of org-month are spent now, $62.50 are left\n"}},
 		{
 			"budgets charge acme key-day 0.000000001 --subject k --subject m --at 2027-01 --reason twice",
-			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: day, Amount: 1, Reason: "twice"},
+			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: "2027-01", Amount: 1, Reason: "twice"},
 			[]string{"charge of $0.000000001"},
 		},
 		{"budgets charge --global fleet 5 --reason x", admin.BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "x"}, []string{"of fleet"}},

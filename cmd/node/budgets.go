@@ -28,6 +28,7 @@ type budgetRule struct {
 	strict   bool
 	amount   int64
 	revision uint64 // of amount
+	zone     string
 	at       func(time.Time) (start, end int64)
 }
 
@@ -40,6 +41,7 @@ func rulesOf(c *ledger.Caller) []budgetRule {
 	for _, b := range c.Budgets {
 		r := budgetRule{
 			bucket: b.Bucket, name: b.Name, scope: b.Scope, period: b.Period, strict: b.Strict, amount: b.Terms.Amount, revision: b.Terms.Revision, at: b.Calendar.At,
+			zone: cmp.Or(b.TimeZone, "UTC"),
 		}
 		parts := strings.Split(b.Scope, "+")
 		if slices.Contains(parts, "key") || slices.Contains(parts, "user") || slices.Contains(parts, "org") {
@@ -97,7 +99,7 @@ func (n *Node) budgets(_ context.Context, tenant string) ([]admin.Budget, error)
 	accounts := n.cluster.Ledger().Budgets(func(a *ledger.BudgetAccount) bool {
 		return tenant == "" || a.Key.Tenant == "" || a.Key.Tenant == tenant
 	}, ledger.MaxBudgets)
-	return showBudgets(rules, accounts, tenant == "", time.Now(), n.memberNames()), nil
+	return showBudgets(rules, accounts, tenant == "", n.wall(), n.memberNames()), nil
 }
 
 // memberNames are the members of the view by incarnation.
@@ -239,9 +241,9 @@ func (n *Node) adjustBudget(ctx context.Context, by admin.Actor, a admin.BudgetA
 	if err != nil {
 		return admin.Adjusted{}, err
 	}
-	at := a.At
-	if at.IsZero() {
-		at = time.Now()
+	at, err := rule.when(a.At, n.wall())
+	if err != nil {
+		return admin.Adjusted{}, err
 	}
 	start, end := rule.at(at)
 	key := accountKey(rule, a.Subject, start, end)
@@ -256,11 +258,33 @@ func (n *Node) adjustBudget(ctx context.Context, by admin.Actor, a admin.BudgetA
 		account.Key = key // another change removed it meanwhile
 	}
 	shown := showAccount(&account, rule, nil)
-	out := admin.Adjusted{Spent: shown.Spent, Left: shown.Left}
+	out := admin.Adjusted{Start: shown.Start, End: shown.End, Spent: shown.Spent, Left: shown.Left}
+	if most := admin.USD(rule.amount); a.Amount/10 > most || a.Amount/10 < -most {
+		out.Warnings = append(out.Warnings, "this is more than ten times the amount of the budget; was it meant? The opposite correction undoes it")
+	}
 	if !seen && a.Subject != "" {
-		out.Warnings = []string{fmt.Sprintf("nothing had been charged to %q in this period before; is it the right one?", strings.ReplaceAll(a.Subject, "\x1f", " / "))}
+		out.Warnings = append(out.Warnings, fmt.Sprintf("nothing had been charged to %q in this period before; is it the right one?", strings.ReplaceAll(a.Subject, "\x1f", " / ")))
 	}
 	return out, nil
+}
+
+// when is the moment that a correction means, in the budget's zone.
+func (r *budgetRule) when(text string, now time.Time) (time.Time, error) {
+	switch {
+	case text == "":
+		return now, nil
+	case r.period == "none" || r.period == "rolling":
+		return now, admin.Errorf(admin.Invalid, "at: budget %q has no periods (%s): leave it out", r.name, r.period)
+	}
+	zone, err := ledger.LoadZone(r.zone)
+	if err != nil {
+		return now, err
+	}
+	at, err := admin.ParseWhen(text, zone, now)
+	if err != nil {
+		return now, admin.Errorf(admin.Invalid, "at: %v", err)
+	}
+	return at, nil
 }
 
 // pickBudget finds the budget that a correction means, and checks whom it is for.

@@ -94,8 +94,9 @@ func (n *Node) follow(ctx context.Context) {
 		case <-t.C:
 		}
 		wait := farAway
-		if next := n.compile(n.truth.Facts(), time.Now()); !next.IsZero() {
-			wait = min(max(time.Until(next), time.Millisecond), farAway)
+		now := n.wall() // prices change at one moment on all nodes
+		if next := n.compile(n.truth.Facts(), now); !next.IsZero() {
+			wait = min(max(next.Sub(now), time.Millisecond), farAway)
 		}
 		t.Reset(wait)
 	}

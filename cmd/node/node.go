@@ -153,12 +153,14 @@ func (n *Node) discard(ctx context.Context) error {
 	if n.pool != nil {
 		n.pool.Close()
 	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveGrace)
+	defer cancel()
 	var err error
 	if n.money != nil {
-		err = n.money.journal.Close(context.WithoutCancel(ctx))
+		err = n.money.journal.Close(end)
 	}
 	if n.content != nil {
-		err = errors.Join(err, n.content.Close(context.WithoutCancel(ctx)))
+		err = errors.Join(err, n.content.Close(end))
 	}
 	return err
 }

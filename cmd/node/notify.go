@@ -76,7 +76,7 @@ func (n *Node) notifier() *notifier {
 	return &notifier{
 		leads: l.IsLeader, hook: n.webhook, client: newNotifyClient(), log: n.log,
 		pending: func(most int) (out []notice) {
-			now := time.Now()
+			now := n.wall()
 			for _, a := range l.UntoldBudgets(most) {
 				for _, notice := range noticesOf(&a, now) {
 					notice.Cluster, notice.Node = n.cfg.ClusterName, n.cfg.NodeID

@@ -33,7 +33,7 @@ func (n *Node) adminConfig() admin.Config {
 		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
 		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,
 		Zone: ledger.LoadZone, Budgets: n.budgets, AdjustBudget: n.adjustBudget, Holders: n.holders, ReleaseBudget: n.releaseBudget,
-		ExportUsage: n.exportUsage, TopUsage: n.topUsage,
+		Now: n.wall, ExportUsage: n.exportUsage, TopUsage: n.topUsage,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: n.exportContent, EraseContent: n.eraseContent,
 	}

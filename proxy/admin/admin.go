@@ -51,6 +51,8 @@ type Config struct {
 	// that is nearly right: look it up by its hash.
 	Authorize func(token string) (Actor, bool)
 
+	// Now is the cluster's time, by which what is asked for by its age is looked up; nil: the machine's.
+	Now func() time.Time
 	// Zone finds a time zone by its name; nil: the machine's database does.
 	Zone func(name string) (*time.Location, error)
 

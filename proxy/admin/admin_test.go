@@ -315,7 +315,7 @@ func TestChanges(t *testing.T) {
 		{"POST", "tokens", `{"name": "ops", "role": "operate"}`, boss, NewToken{Name: "ops", Role: RoleOperate}},
 		{"DELETE", "tokens/ops", "", boss, "ops"},
 		{"POST", "ledger/restore?force=true", "bytes", boss, "bytestrue"},
-		{"POST", "budgets/adjust", `{"budget": "fleet", "amount_usd": "5", "reason": "r", "at": "2027-01-01T00:00:00Z"}`, boss, BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "r", At: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}},
+		{"POST", "budgets/adjust", `{"budget": "fleet", "amount_usd": "5", "reason": "r", "at": "2027-01-01T00:00:00Z"}`, boss, BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "r", At: "2027-01-01T00:00:00Z"}},
 		{"POST", "budgets/ac%2Fme/adjust", `{"budget": "b", "subject": "k\u001fm", "amount_usd": "-0.000000001", "reason": "r"}`, boss, BudgetAdjustment{Tenant: "ac/me", Budget: "b", Subject: "k\x1fm", Amount: -1, Reason: "r"}},
 		{"POST", "budgets/release", `{"node": "gw-3", "incarnation": "00ab", "reason": "r"}`, boss, BudgetRelease{"gw-3", "00ab", "r"}},
 		{"PUT", "node/override", `{"unavailable": "allow", "for": "15m"}`, ops, OverrideChange{"allow", 15 * time.Minute}},

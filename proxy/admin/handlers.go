@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // below is a pattern of the API as http.ServeMux wants it.
@@ -305,8 +306,8 @@ func readNodeKill(on bool) func(http.ResponseWriter, *http.Request) (KillSwitch,
 		if err := decode(w, r, &ask); err != nil {
 			return k, err
 		}
-		if len(k.Name) > maxName || len(ask.Reason) > maxReason { // the cluster's are the ledger's to bound
-			return k, fmt.Errorf("a kill switch's name has at most %d bytes and its reason %d", maxName, maxReason)
+		if len(k.Name) > maxName || len(ask.Reason) > maxReason || strings.ContainsFunc(ask.Reason, unicode.IsControl) { // the cluster's are the ledger's to bound
+			return k, fmt.Errorf("a kill switch's name has at most %d bytes, and its reason %d in one line", maxName, maxReason)
 		}
 		k.On, k.Reason = on, ask.Reason
 		k.For, err = span("for", ask.For, time.Second, MaxNodeFor)

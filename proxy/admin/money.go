@@ -92,9 +92,9 @@ type BudgetAdjustment struct {
 	Tenant  string // "": a budget of all tenants
 	Budget  string
 	Subject string
-	At      time.Time // picks the period; zero: that of now
-	Amount  USD       // a charge; negative: a credit; never 0
-	Reason  string    // for the audit log; never ""
+	At      string // picks the period, as ParseWhen reads it in the budget's zone; "": that of now
+	Amount  USD    // a charge; negative: a credit; never 0
+	Reason  string // for the audit log; never ""
 }
 
 // BudgetRelease gives up on a node that does not come back: what it held of all budgets is
@@ -107,9 +107,11 @@ type BudgetRelease struct {
 
 // Adjusted is an account after a correction.
 type Adjusted struct {
-	Spent    USD      `json:"spent_usd"`
-	Left     USD      `json:"left_usd"`
-	Warnings []string `json:"warnings,omitempty"`
+	Start    time.Time `json:"start,omitzero"` // of its period
+	End      time.Time `json:"end,omitzero"`
+	Spent    USD       `json:"spent_usd"`
+	Left     USD       `json:"left_usd"`
+	Warnings []string  `json:"warnings,omitempty"`
 }
 
 // Released is what a release gave back.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 func (c Config) getBudgets(w http.ResponseWriter, r *http.Request) {
@@ -30,11 +31,11 @@ func (c Config) getBudgets(w http.ResponseWriter, r *http.Request) {
 func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, error) {
 	a := BudgetAdjustment{Tenant: r.PathValue("tenant")}
 	var ask struct {
-		Budget  string    `json:"budget"`
-		Subject string    `json:"subject"`
-		At      time.Time `json:"at"`
-		Amount  USD       `json:"amount_usd"`
-		Reason  string    `json:"reason"`
+		Budget  string `json:"budget"`
+		Subject string `json:"subject"`
+		At      string `json:"at"`
+		Amount  USD    `json:"amount_usd"`
+		Reason  string `json:"reason"`
 	}
 	err := decode(w, r, &ask)
 	switch {
@@ -43,6 +44,8 @@ func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, e
 		err = errors.New("budget: name the one to correct; GET /admin/v1/budgets/{tenant} lists them")
 	case len(ask.Budget) > maxName || len(ask.Subject) > MaxSubject:
 		err = fmt.Errorf("budget has at most %d bytes and subject %d", maxName, MaxSubject)
+	case len(ask.At) > maxName:
+		err = fmt.Errorf("at has at most %d bytes", maxName)
 	case ask.Amount == 0 || ask.Amount == math.MinInt64:
 		err = errors.New(`amount_usd: say how much, as in "12.50"; a charge is above zero, a credit below`)
 	default:
@@ -83,10 +86,17 @@ func ParseIncarnation(s string) (uint64, error) {
 
 // validReason: whoever changes what others pay says why.
 func validReason(reason string) error {
-	if strings.TrimSpace(reason) == "" || len(reason) > maxReason {
-		return fmt.Errorf("reason: say why, in at most %d bytes; it stands in the audit log", maxReason)
+	if strings.TrimSpace(reason) == "" || len(reason) > maxReason || strings.ContainsFunc(reason, unicode.IsControl) {
+		return fmt.Errorf("reason: say why, in one line of at most %d bytes; it stands in the audit log", maxReason)
 	}
 	return nil
+}
+
+func (c Config) now() time.Time {
+	if c.Now == nil {
+		return time.Now()
+	}
+	return c.Now()
 }
 
 // missingTrailer comes after an export: a JSON list of Missing, where some are. Exports
@@ -99,7 +109,7 @@ func (c Config) getUsage(w http.ResponseWriter, r *http.Request) {
 		unsupported(w)
 		return
 	}
-	q, err := c.readUsageQuery(r, time.Now())
+	q, err := c.readUsageQuery(r, c.now())
 	if err != nil {
 		fail(w, coded(Invalid, err))
 		return
@@ -281,7 +291,7 @@ func (c Config) getTop(w http.ResponseWriter, r *http.Request) {
 		unsupported(w)
 		return
 	}
-	q, err := c.readTop(r, time.Now())
+	q, err := c.readTop(r, c.now())
 	if err != nil {
 		fail(w, coded(Invalid, err))
 		return
