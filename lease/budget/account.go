@@ -58,6 +58,8 @@ type account struct {
 	lacks      int64 // that want's least
 	scarce     int64 // until then nothing is drawn ahead
 	recalled   int64 // until then others want what is idle
+	promised   int64 // what requests found here that wait elsewhere,
+	until      int64 // which others do not get before this
 	holdOff    int64 // no draw before
 	denied     int64 // until then the ledger grants nothing, for this reason
 	deniedKind Kind
@@ -65,7 +67,7 @@ type account struct {
 
 	demand   demand
 	last     int64 // the cost of the last request
-	used     int64 // when it came
+	used     int64 // when one came, or wanted to
 	reported int64 // when the last draw was built
 }
 
@@ -147,6 +149,15 @@ func (a *account) release(cost, part int64) {
 	a.open -= cost
 	a.opens--
 	a.aside += part
+}
+
+// promise keeps what a request found here, but did not take since it waits elsewhere, for a while: or it would lack this
+// when it is awake, and wait here while the other gives back.
+func (a *account) promise(at instant, cost int64) {
+	if at.mono >= a.until {
+		a.promised = 0
+	}
+	a.promised, a.until, a.used = add(a.promised, cost), at.mono+promiseFor, at.mono
 }
 
 // admit notes that what was held is for a request that goes on.

@@ -14,6 +14,7 @@ const (
 	forgetAfter = int64(10 * time.Minute) // without a request: the account is forgotten
 	periodGrace = int64(2 * time.Second)  // after a period's end: requests that found it before still come
 	wantedFor   = int64(time.Second)      // after others wanted it nothing is drawn ahead, and what is idle goes back
+	promiseFor  = int64(100 * time.Millisecond)
 	deniedFor   = int64(time.Second)      // after the ledger refused this process
 	firstRetry  = int64(5 * time.Millisecond)
 	lastRetry   = int64(time.Second)
@@ -74,8 +75,12 @@ func (a *account) next(at instant) (int64, duty) {
 		}
 	}
 	have := a.avail()
-	if at.mono < a.recalled && have > a.keep(at) {
-		sooner(at.mono, giveBack)
+	if at.mono < a.recalled && have > 0 {
+		if have > a.keep(at) {
+			sooner(at.mono, giveBack)
+		} else if at.mono < a.until {
+			sooner(a.until, giveBack)
+		}
 	}
 	if block := a.block(at); block > 0 && have < block/2 && at.mono < a.used+idleAfter && !a.closed && !a.leaving && !a.over(at) {
 		sooner(max(a.notBefore, a.scarce, a.denied), ahead)
@@ -124,13 +129,16 @@ func (a *account) forgettable() bool {
 	return (a.n == 0 || a.heardN > 1 || a.closed) && a.spent == a.told && a.allowed <= a.spent && a.aside == 0
 }
 
-// keep is what is kept where others want what is idle: 50 ms of demand, if that is a request at all.
-func (a *account) keep(at instant) int64 {
+// keep is what is kept where others want what is idle: 50 ms of demand, if that is a request at all, and what is promised.
+func (a *account) keep(at instant) (kept int64) {
 	a.demand.roll(at.mono)
 	if part := a.demand.flow / 5; part >= a.last {
-		return part
+		kept = part
 	}
-	return 0
+	if at.mono < a.until {
+		kept = max(kept, a.promised)
+	}
+	return kept
 }
 
 // block is how much should lie here when nobody else wants it: two seconds of demand, but a small part of the amount. 0

@@ -20,6 +20,7 @@ func (a *account) join(at instant, q *ask, o outlook) {
 	if a.fruitless > 0 && at.mono-a.notBefore > lastRound {
 		a.fruitless = 0 // long ago: others are asked again to give back
 	}
+	a.used = at.mono
 	if a.last == 0 {
 		a.last = q.cost
 	}

@@ -190,14 +190,20 @@ func (m *Manager) try(r *request, at instant, tries int) (*ask, *Refused) {
 			r.out[i] = Taken{Granted: cost, cell: c, emergency: part}
 			continue
 		}
+		var held [MaxCharges]int64
 		for j := range i {
-			r.cells[j].release(r.out[j].Granted, r.out[j].emergency)
+			held[j] = r.out[j].Granted
+			r.cells[j].release(held[j], r.out[j].emergency)
 			r.out[j] = Taken{}
 		}
 		if tries >= maxTries {
 			return nil, r.refusal(i, InFlight, nil, at)
 		}
-		return m.join(r, i, cost, at)
+		q, refused := m.join(r, i, cost, at)
+		for j := 0; j < i && q != nil; j++ {
+			r.cells[j].promise(at, held[j])
+		}
+		return q, refused
 	}
 	for i := range r.cs {
 		r.cells[i].admit(at, r.out[i].Granted)
