@@ -127,6 +127,15 @@ func (b *book) trim(endedBefore int64) error {
 	return nil
 }
 
+// unseen says whether a reservation names an account that the book does not have.
+func (b *book) unseen(p *pending) bool {
+	var r Reservation
+	if err := p.read(nil, &r); err != nil {
+		return true // it is our own, and can be read
+	}
+	return slices.ContainsFunc(r.Parts, func(p Part) bool { return b.totals[p.Account] == nil })
+}
+
 // read gives the reservation.
 func (p *pending) read(m names, r *Reservation) error {
 	_, message, err := parseRecord(p.payload)

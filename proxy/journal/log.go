@@ -51,7 +51,8 @@ const (
 var (
 	// ErrFailing refuses a reservation: the disk does. Settle and Read go on.
 	ErrFailing = errors.New("journal: the disk does not take what is written: see the log and headgate_journal_failing")
-	// ErrFull refuses a reservation beyond a bound: too many stand open, or too many accounts.
+	// ErrFull refuses a reservation beyond a bound: too many stand open, or it would bring an account
+	// more than there may be.
 	ErrFull = errors.New("journal: too many open reservations or accounts")
 	// ErrClosed refuses what comes after Close, or after Closed of this incarnation.
 	ErrClosed = errors.New("journal: it is closed")

@@ -590,8 +590,16 @@ func TestBounds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.Reserve(&Reservation{}); !errors.Is(err, ErrFull) {
-		t.Fatalf("%d accounts, and one more: %v", len(l.own.totals), err)
+	seen := Part{Account{Tenant: "t", Start: 1, End: noon.UnixNano()}, 1}
+	for name, r := range map[string]*Reservation{"the first": {Parts: []Part{seen, {month, 1}}}, "the last": {Parts: []Part{{month, 1}, seen}}} {
+		if err := l.Reserve(r); !errors.Is(err, ErrFull) {
+			t.Errorf("%d accounts, and one more beside %s: %v", len(l.own.totals), name, err)
+		}
+	}
+	for _, r := range []*Reservation{{}, {Parts: []Part{seen}}} { // who brings none is not shut out by who did
+		if err := errors.Join(l.Reserve(r), l.Settle(&Usage{ID: r.ID, Time: noon, Outcome: "ok", Parts: r.Parts})); err != nil {
+			t.Errorf("%d accounts, and none more: %v", len(l.own.totals), err)
+		}
 	}
 	now = noon.Add(2 * time.Hour)
 	l.round()

@@ -97,7 +97,7 @@ func (l *Log) admit(e *entry) (ok bool, err error) {
 	}
 	switch e.kind {
 	case recReservation:
-		ok, err := l.admitReservation()
+		ok, err := l.admitReservation(e.held)
 		if ok {
 			l.reserving++
 		}
@@ -118,7 +118,7 @@ func (l *Log) admit(e *entry) (ok bool, err error) {
 	return true, nil
 }
 
-func (l *Log) admitReservation() (bool, error) {
+func (l *Log) admitReservation(p *pending) (bool, error) {
 	switch {
 	case l.shut:
 		return false, ErrClosed
@@ -126,7 +126,7 @@ func (l *Log) admitReservation() (bool, error) {
 		return false, fmt.Errorf("%w: %w", ErrFailing, l.failing)
 	case len(l.own.open)+l.reserving >= maxOpen:
 		return false, ErrFull
-	case len(l.own.totals) >= maxAccounts:
+	case len(l.own.totals) >= maxAccounts && l.own.unseen(p):
 		l.trim = true
 		l.rouse()
 		return false, ErrFull
