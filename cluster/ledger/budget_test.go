@@ -1092,6 +1092,36 @@ func TestAccountsAreForgotten(t *testing.T) {
 	}
 }
 
+// TestWhoIsGoneIsAwaited: what a process had told before it died is not counted again by its last word, though nothing of
+// it was left in the window meanwhile.
+func TestWhoIsGoneIsAwaited(t *testing.T) {
+	b := newBank(t)
+	d := BudgetDraw{Terms: BudgetTerms{Amount: 10, Revision: 1, Name: "r", Window: time.Hour, Slot: time.Minute}, Key: endless("r"), Holder: 1, N: 1, Want: 5}
+	_, err := b.drawBudget(d)
+	must(t, err)
+	d.N, d.Spent, d.Want = 2, 5, 0
+	_, err = b.drawBudget(d)
+	must(t, err)
+	_, err = b.apply(&ledgerpb.SetView{View: &ledgerpb.View{Epoch: 1, Members: []*ledgerpb.Member{{Name: "a", Incarnation: 2}}}})
+	must(t, err)
+	others := func(wait time.Duration) {
+		b.now += int64(wait)
+		for i := range 10 { // each looks at two accounts
+			_, err := b.drawBudget(BudgetDraw{Terms: terms(10), Key: endless(fmt.Sprint(wait, i)), Holder: 2, N: 1, Want: 1})
+			must(t, err)
+		}
+	}
+	others(3 * time.Hour)
+	d.N, d.Final = 1<<63, true
+	if got, err := b.drawBudget(d); err != nil || got.Spent != 0 || got.Free != 10 {
+		t.Errorf("hours later the last word gives %+v, %v, want nothing spent", got, err)
+	}
+	others(4 * time.Hour)
+	if _, ok := b.s.budgets.find(d.Key); ok {
+		t.Error("the account is kept, though the last word was said")
+	}
+}
+
 // TestSnapshotsWithoutBudgetsAreOfBefore, so that a program from before them can read these.
 func TestSnapshotsWithoutBudgetsAreOfBefore(t *testing.T) {
 	b := newBank(t)
