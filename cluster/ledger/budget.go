@@ -193,7 +193,6 @@ func (s *State) budget(c *ledgerpb.Budget) (changed bool, err error) {
 	now := max(0, s.stamp)
 	old, known := s.budgets.find(d.Key)
 	if known {
-		now = max(now, old.nano())
 		if done, err := s.drew(old, d); done {
 			return false, err
 		}
@@ -214,7 +213,7 @@ func (s *State) budget(c *ledgerpb.Budget) (changed bool, err error) {
 		return changed, err
 	}
 	h := &next.Holders[i]
-	next.serve(h, d)
+	next.serve(h, d, now)
 	if h.last.granted < min(d.Want, d.Need) && h.last.others > 0 {
 		s.recall(d.Key)
 	}
@@ -239,7 +238,8 @@ func (s *State) drew(a *account, d *BudgetDraw) (done bool, err error) {
 }
 
 // mayDraw refuses what is about nothing, and what wants a block that there cannot be. a is nil where
-// there is no account.
+// there is no account. now is the leader's clock, not the account's time: of the accounts of two periods that
+// a leader before saw with another clock, one may be drawn on at any time.
 func (s *State) mayDraw(a *account, d *BudgetDraw, now int64) error {
 	own := false
 	if a != nil {
@@ -479,9 +479,9 @@ func (a *account) hold(holder uint64, member func(uint64) bool) (int, error) {
 	return i, nil
 }
 
-// serve takes what a holder says and grants it a block.
-func (a *account) serve(h *BudgetHolder, d *BudgetDraw) {
-	r := drawn{amount: a.Terms.Amount, nano: a.nano()}
+// serve takes what a holder says and grants it a block. now is the leader's clock.
+func (a *account) serve(h *BudgetHolder, d *BudgetDraw, now int64) {
+	r := drawn{amount: a.Terms.Amount, nano: now}
 	more := max(0, d.Spent-h.Spent)
 	left := max(0, h.Outstanding-more)
 	h.Spent, h.N, h.Time = h.Spent+more, d.N, a.Time
@@ -666,6 +666,10 @@ func (s *State) adjustBudget(c *ledgerpb.AdjustBudget) (changed bool, err error)
 		if k.End != 0 && now >= k.End {
 			return false, refuse(codeNotFound, "the %s is not known any more", k.describe())
 		}
+		if now < k.Start {
+			s.budgetGave = &ledgerpb.BudgetResult{UnixNano: now}
+			return false, refuse(codePeriod, "it is %s, and the period of %s has not begun", timeOrZero(now).Format(time.RFC3339), k.describe())
+		}
 		if changed, err = s.roomForBudget(&k, now); err != nil {
 			return changed, err
 		}
@@ -682,7 +686,7 @@ func (s *State) adjustBudget(c *ledgerpb.AdjustBudget) (changed bool, err error)
 	}
 	s.record(action, k.describe(), fmt.Sprintf("%v dollars spent", NanoUSD(before)), fmt.Sprintf("%v dollars spent: %s", NanoUSD(next.Spent), c.GetReason()))
 	s.putBudget(old, next, known)
-	s.budgetGave = (&drawn{spent: next.Spent, amount: next.Terms.Amount, others: next.Outstanding(), free: next.Free(), nano: next.nano()}).message(0)
+	s.budgetGave = (&drawn{spent: next.Spent, amount: next.Terms.Amount, others: next.Outstanding(), free: next.Free(), nano: now}).message(0)
 	return true, nil
 }
 

@@ -88,7 +88,7 @@ type BudgetDrawn struct {
 	// Closed: the holder was ended in this account, by Final or by ReleaseHolder. What it may think
 	// that it holds is gone.
 	Closed bool
-	Time   time.Time // the account's
+	Time   time.Time // the ledger's: the clock of its leader, which the periods go by
 }
 
 // BudgetHolder is one holder of an account.
@@ -144,7 +144,7 @@ func (l *Ledger) DrawBudget(ctx context.Context, d BudgetDraw) (BudgetDrawn, err
 
 // AdjustBudget charges an account, or credits it where amount is negative, also beyond what
 // was spent. It is audited as budget.charge or budget.credit. One that the ledger has not seen is
-// made where its period is not over, else ErrNoBudget.
+// made in its period; before it that is a *PeriodError, after it ErrNoBudget.
 func (l *Ledger) AdjustBudget(ctx context.Context, actor string, key BudgetKey, amount int64, reason string) error {
 	result, err := l.Propose(ctx, &ledgerpb.Command{Version: budgetsVersion, Actor: actor, Body: &ledgerpb.Command_AdjustBudget{
 		AdjustBudget: &ledgerpb.AdjustBudget{Key: key.message(), Amount: amount, Reason: reason},

@@ -824,6 +824,13 @@ func TestAdjustments(t *testing.T) {
 			t.Errorf("entry %d is %+v", i, e)
 		}
 	}
+	early := monthly("tomorrow") // of a node whose clock is ahead, or a human in error
+	early.Start = b.now + hour
+	before := b.s.Facts().Budgets
+	_, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: early.message(), Amount: 1, Reason: "r"}))
+	if period, ok := errors.AsType[*PeriodError](err); !ok || period.Now.UnixNano() != b.now || b.s.Facts().Budgets != before {
+		t.Errorf("a period that has not begun is corrected: %v", err)
+	}
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -1361,10 +1368,10 @@ func TestAccountsDoNotGoBack(t *testing.T) {
 	newest := b.now
 	b.now -= hour
 	d.N, d.Holding, d.Terms.Amount = 2, 10, 1000 // of the same revision
-	if got, err := b.drawBudget(d); err != nil || got.Time.UnixNano() != newest || got.Amount != 100 {
+	if got, err := b.drawBudget(d); err != nil || got.Time.UnixNano() != b.now || b.account(t, k).nano() != newest || got.Amount != 100 {
 		t.Errorf("an hour back a draw gives %+v, %v", got, err)
 	}
-	if got, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: k.message(), Amount: 1, Reason: "r"})); err != nil || got.Time.UnixNano() != newest {
+	if got, err := drawnOf(b.result(&ledgerpb.AdjustBudget{Key: k.message(), Amount: 1, Reason: "r"})); err != nil || b.account(t, k).nano() != newest {
 		t.Errorf("an hour back a correction gives %+v, %v", got, err)
 	}
 	d.N, d.Terms.Revision = 3, 0
@@ -1378,6 +1385,39 @@ func TestAccountsDoNotGoBack(t *testing.T) {
 	d.Key, d.Holding = made, 0
 	if got, err := b.drawBudget(d); err != nil || got.Amount != 1000 || got.Granted != 10 || got.Spent != 1 {
 		t.Errorf("the first terms: %+v, %v", got, err)
+	}
+}
+
+// TestPeriodsGoByTheLeader: after a leader whose clock was ahead, at a period's end, the next finds one account that may
+// be drawn on, whatever the accounts have seen; and every answer says which.
+func TestPeriodsGoByTheLeader(t *testing.T) {
+	b := newBank(t)
+	old := monthly("b")
+	next := old
+	next.Start, next.End = old.End, old.End+20*24*hour
+	draw := func(k BudgetKey, n uint64) error {
+		got, err := b.drawBudget(BudgetDraw{Key: k, Terms: terms(100), Holder: 1, N: n, Want: 1, Need: 1})
+		if err == nil && got.Time.UnixNano() != b.now {
+			t.Errorf("at %d the answer is of %v", b.now, got.Time)
+		}
+		return err
+	}
+	b.now = old.End - 50
+	must(t, draw(old, 1))
+	b.now = old.End + 9 // another leads
+	must(t, draw(next, 1))
+	_, err := b.drawBudget(BudgetDraw{Key: old, Terms: terms(100), Holder: 1, N: 2, Spent: 1})
+	must(t, err)
+	b.now = old.End - 40 // and another
+	must(t, draw(old, 3))
+	period, ok := errors.AsType[*PeriodError](draw(next, 2))
+	if !ok || period.Now.UnixNano() != b.now {
+		t.Errorf("the period that has not begun by the leader's clock: %v", period)
+	}
+	b.now = old.End
+	must(t, draw(next, 2))
+	if _, ok := errors.AsType[*PeriodError](draw(old, 4)); !ok {
+		t.Error("a period that is over is drawn on")
 	}
 }
 
