@@ -2,6 +2,7 @@ package budget
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -37,4 +38,31 @@ func TestAfterAPauseSeveralBudgetsAreDrawnOnce(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// TestWhoFindsNoRoomLeavesNothingBehind: an account was forgotten while the request waited at another, and the table is full.
+func TestWhoFindsNoRoomLeavesNothingBehind(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, b *bed) {
+		m := b.managers[0]
+		m.Settle(take(t, m, charge("b", 1000, 1)), 0)
+		b.slow.Store(int64(100 * time.Millisecond))
+		done := make(chan error)
+		go func() {
+			done <- m.Take(t.Context(), []Charge{charge("a", 1000, 100), charge("b", 1000, 1)}, make([]Taken, 2))
+		}()
+		time.Sleep(50 * time.Millisecond)
+		c := m.table.find(&Key{Key: key("b").Key})
+		c.mu.Lock()
+		c.gone = true
+		c.mu.Unlock()
+		m.table.drop(c)
+		m.table.most = 1
+		var r *Refused
+		if err := <-done; !errors.As(err, &r) || !errors.Is(r, errFull) {
+			t.Errorf("take: %v", err)
+		}
+		if l, _ := m.Level(key("a")); l.Open != 0 || l.Requests != 0 {
+			t.Errorf("it left behind %+v", l)
+		}
+	})
 }

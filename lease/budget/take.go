@@ -67,6 +67,7 @@ func (m *Manager) Take(ctx context.Context, cs []Charge, out []Taken) error {
 	}
 	for tries := 0; ; tries++ {
 		if !m.lock(&r, at) {
+			m.abandon(&r, at)
 			return m.count(&Refused{Kind: Unavailable, RetryAfter: retryUnavailable, Err: errFull})
 		}
 		q, refused := m.try(&r, at, tries)
@@ -267,6 +268,20 @@ func (m *Manager) wait(ctx context.Context, r *request, q *ask) (*Refused, error
 		return r.refusal(r.at, Unavailable, m.outlook().down, at), nil
 	}
 	return r.refusal(r.at, InFlight, nil, at), nil
+}
+
+// abandon gives back what the request was granted where it waited.
+func (m *Manager) abandon(r *request, at instant) {
+	r.stop()
+	if r.ask == nil {
+		return
+	}
+	c := r.cells[r.at] // it is not gone: the ask lies open there
+	c.mu.Lock()
+	c.leave(r.ask)
+	c.serve()
+	m.after(c, at)
+	c.mu.Unlock()
 }
 
 // granted notes that the ask that was waited for is ready.
