@@ -33,6 +33,9 @@ type account struct {
 	spare   int64 // how much is to lie aside
 
 	told     int64  // of spent the ledger knows so much
+	counted  int64  // what it has of this process as spent and outstanding, by its last answer
+	retell   bool   // it is to be told again, whatever it knew: what it knows is of an earlier time
+	telling  bool   // the draw under way does that
 	revision uint64 // of the terms that the ledger has from here
 	heard    Drawn  // its last answer
 	answers  int64  // that came; 0: heard is empty

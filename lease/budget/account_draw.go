@@ -15,7 +15,7 @@ const (
 	periodGrace = int64(2 * time.Second)  // after a period's end: requests that found it before still come
 	wantedFor   = int64(time.Second)      // after others wanted it nothing is drawn ahead, and what is idle goes back
 	promiseFor  = int64(100 * time.Millisecond)
-	deniedFor   = int64(time.Second)      // after the ledger refused this process
+	deniedFor   = int64(time.Second) // after the ledger refused this process
 	firstRetry  = int64(5 * time.Millisecond)
 	lastRetry   = int64(time.Second)
 	firstRound  = int64(10 * time.Millisecond)
@@ -85,8 +85,11 @@ func (a *account) next(at instant) (int64, duty) {
 	if block := a.block(at); block > 0 && have < block/2 && at.mono < a.used+idleAfter && !a.closed && !a.leaving && !a.over(at) {
 		sooner(max(a.notBefore, a.scarce, a.denied), ahead)
 	}
-	if a.spent != a.told || a.answers > 0 && a.revision < a.terms.Revision {
+	if a.spent != a.told || a.counted > a.allowed || a.answers > 0 && a.revision < a.terms.Revision {
 		sooner(a.reported+reportEvery, report)
+	}
+	if a.retell && a.n > 0 {
+		sooner(at.mono, report)
 	}
 	if have > 0 {
 		sooner(a.used+idleAfter, idle)
@@ -126,7 +129,8 @@ func (a *account) step(at instant, holder uint64) (Draw, duty) {
 // forgettable says that nobody would miss the account. Should it come back its draws begin at 1 again: the ledger must have answered
 // a later one, so that the new 1 is stale and its answer says what was spent.
 func (a *account) forgettable() bool {
-	return (a.n == 0 || a.heardN > 1 || a.closed) && a.spent == a.told && a.allowed <= a.spent && a.aside == 0
+	said := a.spent == a.told && a.counted <= a.spent && !a.retell
+	return (a.n == 0 || a.heardN > 1 || a.closed) && said && a.allowed <= a.spent && a.aside == 0
 }
 
 // keep is what is kept where others want what is idle: 50 ms of demand, if that is a request at all, and what is promised.
@@ -179,6 +183,7 @@ func (a *account) build(at instant, holder uint64, what duty) {
 		a.wantAhead(at, have)
 	}
 	a.drawing, a.calling, a.fails, a.reported = true, true, 0, at.mono
+	a.telling, a.retell = a.retell, false
 }
 
 // wantHelp asks for what those who wait lack, of whom all have is available, and for a block if nobody else wants it.
@@ -238,6 +243,7 @@ func (a *account) answered(at instant, res Drawn, err error, o outlook) {
 		a.denied, a.deniedKind, a.deniedErr = at.mono+deniedFor, Unavailable, err
 		a.heardN = a.draw.N
 		a.known, a.allowed, a.aside = false, min(a.allowed, a.draw.Spent), 0
+		a.counted, a.telling = a.allowed, false
 		a.closed = a.closed || a.draw.Final && a.draw.Spent == a.told
 	case errors.Is(err, ErrNotDone):
 		a.denied, a.deniedKind, a.deniedErr = at.mono+deniedFor, Unavailable, err
@@ -250,6 +256,7 @@ func (a *account) answered(at instant, res Drawn, err error, o outlook) {
 		return
 	}
 	a.drawing = false
+	a.retell = a.retell || a.telling
 	a.holdOff = at.mono + deniedFor
 	a.refuseAll(a.deniedKind, a.deniedErr)
 }
@@ -260,8 +267,9 @@ func (a *account) resume(stale *StaleError) {
 	if a.answers == 0 && a.told == 0 {
 		a.told = amount(stale.Spent)
 		a.spent = add(a.spent, a.told)
-		a.allowed = a.told
+		a.allowed, a.counted = a.told, a.told
 	}
+	a.retell = a.retell || a.telling
 	for _, q := range a.line {
 		q.n = 0
 	}
@@ -288,6 +296,7 @@ func (a *account) apply(at instant, res Drawn) {
 		kind, err := a.shut(at)
 		a.refuseAll(kind, err)
 	}
+	a.counted = a.allowed
 	a.serve()
 	if d.Want == 0 {
 		return

@@ -324,6 +324,7 @@ func TestAccountAgainstAModel(t *testing.T) {
 			"deliver2": w.deliverAny,
 			"repeat":   w.repeat,
 			"time":     w.pass,
+			"retell":   func(*rapid.T) { w.node().retell = true },
 			"recall":   func(*rapid.T) { w.node().recall(w.at()) },
 			"spare": func(t *rapid.T) {
 				n := w.node()

@@ -267,6 +267,19 @@ func (m *Manager) Recall(key Key) {
 	m.after(c, at)
 }
 
+// Retell has every account say again what it spent and holds: the ledger was put back to an earlier time, of a
+// backup, and has forgotten what it was told since. It does not wait for that. What was forgotten here, too, since nobody
+// had asked for it in ten minutes, is not told.
+func (m *Manager) Retell() {
+	m.table.each(func(c *cell) {
+		at := m.instant()
+		c.mu.Lock()
+		c.retell = true
+		m.after(c, at)
+		c.mu.Unlock()
+	})
+}
+
 // Level says how an account stands; false: nothing is known of it here.
 func (m *Manager) Level(key Key) (Level, bool) {
 	c := m.table.find(&key)
