@@ -44,11 +44,12 @@ func TestAfterAPauseSeveralBudgetsAreDrawnOnce(t *testing.T) {
 func TestWhoFindsNoRoomLeavesNothingBehind(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, b *bed) {
 		m := b.managers[0]
-		m.Settle(take(t, m, charge("b", 1000, 1)), 0)
+		m.Settle(take(t, m, charge("a", 1000, 1), charge("b", 1000, 1)), 0)
+		m.table.most = 1
 		b.slow.Store(int64(100 * time.Millisecond))
 		done := make(chan error)
 		go func() {
-			done <- m.Take(t.Context(), []Charge{charge("a", 1000, 100), charge("b", 1000, 1)}, make([]Taken, 2))
+			done <- m.Take(t.Context(), []Charge{charge("a", 1000, 800), charge("b", 1000, 1)}, make([]Taken, 2))
 		}()
 		time.Sleep(50 * time.Millisecond)
 		c := m.table.find(&Key{Key: key("b").Key})
@@ -56,7 +57,6 @@ func TestWhoFindsNoRoomLeavesNothingBehind(t *testing.T) {
 		c.gone = true
 		c.mu.Unlock()
 		m.table.drop(c)
-		m.table.most = 1
 		var r *Refused
 		if err := <-done; !errors.As(err, &r) || !errors.Is(r, errFull) {
 			t.Errorf("take: %v", err)
