@@ -111,7 +111,8 @@ type Config struct {
 	// Stats asks another server how far its log reaches. Needed with Servers.
 	Stats func(context.Context, Server) (lastIndex, lastTerm uint64, lastContact time.Duration, err error)
 	// WallOff is how far this node's wall clock is ahead of the median of the voters'. A leader that is
-	// more than a minute off applies nothing about blocks and budgets, and nothing before it knows; nil: it is right.
+	// more than a minute off applies nothing about blocks and budgets, and nothing before it knows; after ten
+	// seconds of that it lets another voter lead. nil: it is right.
 	WallOff func() (ahead time.Duration, known bool)
 	// Changed is told of facts that changed, blocks and what budgets spend apart, but of their alerts and spikes too, in the goroutine that applies entries: it must
 	// neither block nor call back. It is called before Open returns where a snapshot is
@@ -211,6 +212,7 @@ type Ledger struct {
 	ended   raft.Future
 	closing sync.Once
 	closed  error
+	wall    wallWatch // of the duties, one reign after the other
 
 	restoring sync.Mutex // one restore at a time
 }
@@ -796,6 +798,9 @@ func (l *Ledger) reign(ctx context.Context, leads <-chan bool) bool {
 	duties.Go(func() { l.compare(within) })
 	if l.config.Servers != nil {
 		duties.Go(func() { l.pilot(within) })
+	}
+	if l.config.WallOff != nil {
+		duties.Go(func() { l.watchWall(within) })
 	}
 	select {
 	case <-ctx.Done():

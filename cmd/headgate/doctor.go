@@ -268,8 +268,9 @@ func (e *examination) certificate(what, file string, leaf *x509.Certificate) {
 	}
 }
 
-// clock looks for one that is plainly wrong. Nodes never compare wall clocks; certificates,
-// the audit log and calendar limits read them.
+// clock looks for one that is plainly wrong. Running nodes compare theirs with the others': one that is a
+// minute off the median grants nothing of budgets and limits of hours while it leads the ledger, and lets another
+// lead. Certificates, the audit log and calendar limits read them, too.
 func (e *examination) clock(now time.Time) {
 	const firstYear = 2026 // this program is not older
 	synced, known := clockSynced()
