@@ -38,6 +38,7 @@ func TestBudgetsRefused(t *testing.T) {
 		"mode":             {budget(`scope: org, amount: "1", period: day, mode: hard`), `budgets[x].mode: "hard" is not one of strict, normal`},
 		"unknown field":    {budget(`scope: org, amount: "1", period: day, timezone: UTC`), `unknown field "timezone"; did you mean "time_zone"?`},
 		"unknown zone":     {budget(`scope: org, amount: "1", period: day, time_zone: Europe/Berln`), `budgets[x].time_zone: there is no time zone "Europe/Berln": write a name of the IANA database, as in Europe/Berlin; did you mean "Europe/Berlin"?`},
+		"a city":           {budget(`scope: org, amount: "1", period: day, time_zone: berlin`), `did you mean "Europe/Berlin"?`},
 		"the machine's":    {budget(`scope: org, amount: "1", period: day, time_zone: Local`), `there is no time zone "Local"`},
 		"a useless zone":   {budget(`scope: org, amount: "1", period: none, time_zone: UTC`), "a time zone does nothing"},
 		"no window":        {budget(`scope: org, amount: "1", period: rolling`), "budgets[x].window: a rolling budget needs a window between 1h and 400d"},

@@ -95,7 +95,11 @@ func (c *checker) oneOf(at place, word string, words []string, optional bool) {
 	if word == "" && optional || slices.Contains(words, word) {
 		return
 	}
-	c.add(at, "%q is not one of %s; did you mean %q?", word, strings.Join(words, ", "), nearest(word, words))
+	hint := ""
+	if meant := Nearest(word, words); meant != "" {
+		hint = fmt.Sprintf("; did you mean %q?", meant)
+	}
+	c.add(at, "%q is not one of %s%s", word, strings.Join(words, ", "), hint)
 }
 
 // ref checks that a name refers to something.
@@ -112,7 +116,7 @@ func (c *checker) ref(at place, kind, name string, known map[string]bool) {
 		c.add(at, "there is no %s %q: the policy has none", kind, name)
 		return
 	}
-	c.add(at, "there is no %s %q; did you mean %q?", kind, name, nearest(name, names))
+	c.add(at, "there is no %s %q%s", kind, name, didYouMean(name, names))
 }
 
 func (c *checker) notNegative(at place, n int64) {

@@ -331,7 +331,7 @@ func (d *decoder) mapping(at place, n ast.Node, v reflect.Value) {
 		i := slices.Index(names, name)
 		switch {
 		case i < 0:
-			d.add(at.field(name), key, "unknown field %q; did you mean %q?", name, nearest(name, names))
+			d.add(at.field(name), key, "unknown field %q%s", name, didYouMean(name, names))
 		case lines[name] > 0:
 			d.add(at.field(name), key, "%q stands here twice; the first is on line %d", name, lines[name])
 		default:
@@ -363,12 +363,32 @@ func lineOf(file *ast.File, path string) int {
 	return 0
 }
 
-// nearest is the candidate with the smallest edit distance to name.
-func nearest(name string, candidates []string) string {
-	best, least := "", 1<<30
+// maxNamed bounds the names that stand in an error.
+const maxNamed = 8
+
+// didYouMean is the end of an error about a name that is none of names: the one that was meant, or else
+// which there are.
+func didYouMean(name string, names []string) string {
+	if meant := Nearest(name, names); meant != "" {
+		return fmt.Sprintf("; did you mean %q?", meant)
+	}
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], ", …"
+	}
+	return "; there are " + strings.Join(names, ", ") + more
+}
+
+// Nearest is the candidate that somebody who wrote name may have meant: the one with the smallest edit
+// distance, and "" where that is more than a third of the name.
+func Nearest(name string, candidates []string) string {
+	if name == "" {
+		return ""
+	}
 	name = name[:min(len(name), 64)]
+	best, least := "", max(1, (len(name)+1)/3)+1
 	for _, c := range candidates {
-		if d := editDistance(name, c); d < least {
+		if d := editDistance(strings.ToLower(name), strings.ToLower(c)); d < least {
 			best, least = c, d
 		}
 	}

@@ -42,7 +42,22 @@ func LoadZone(name string) (*time.Location, error) {
 		}
 		return time.LoadLocationFromTZData(name, data)
 	}
-	return nil, fmt.Errorf("there is no time zone %q: write a name of the IANA database, as in Europe/Berlin; did you mean %q?", clip(name), nearest(name, names))
+	hint := ""
+	if meant := nearestZone(name, names); meant != "" {
+		hint = fmt.Sprintf("; did you mean %q?", meant)
+	}
+	return nil, fmt.Errorf("there is no time zone %q: write a name of the IANA database, as in Europe/Berlin%s", clip(name), hint)
+}
+
+// nearestZone is the zone that may be meant; a city alone means the first zone that is called after it.
+func nearestZone(name string, names []string) string {
+	city := "/" + strings.ToLower(strings.ReplaceAll(name, " ", "_"))
+	for _, zone := range names {
+		if strings.HasSuffix(strings.ToLower(zone), city) {
+			return zone
+		}
+	}
+	return Nearest(name, names)
 }
 
 // Calendar cuts time into the periods of a budget. It is a value that may be copied, and is safe for

@@ -620,3 +620,28 @@ func BenchmarkIndex(b *testing.B) {
 		}
 	}
 }
+
+// TestNearest proposes what may have been meant, and nothing that is far from it.
+func TestNearest(t *testing.T) {
+	periods, zones := []string{"day", "week", "month", "rolling", "none"}, []string{"Asia/Kolkata", "Europe/Berlin", "Iran"}
+	for _, c := range []struct {
+		name string
+		of   []string
+		want string
+	}{
+		{"moth", periods, "month"}, {"Monthly", periods, "month"}, {"year", periods, ""}, {"", periods, ""}, {"team", scopeParts, ""}, {"hard", []string{"strict", "normal"}, ""},
+		{"emial", []string{"phone", "email"}, "email"}, {"acmee", []string{"acne-2", "acme"}, "acme"}, {"x", nil, ""},
+	} {
+		if got := Nearest(c.name, c.of); got != c.want {
+			t.Errorf("%q: %q, want %q", c.name, got, c.want)
+		}
+	}
+	for name, want := range map[string]string{"Berlin": "Europe/Berlin", "europe/berln": "Europe/Berlin", "Mars": "", "erlin": ""} {
+		if got := nearestZone(name, zones); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+	if got, want := didYouMean("far", []string{"pro", "trial"}), "; there are pro, trial"; got != want {
+		t.Errorf("%q", got)
+	}
+}
