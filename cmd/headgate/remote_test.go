@@ -83,6 +83,7 @@ func (f *fakeCluster) config() admin.Config {
 				ViewLease: admin.ViewLease{Held: true, UntilMS: 812}, Partitions: 2047, Waiting: 5, Owing: []string{"gw-2"},
 			}}
 		},
+		Tenants: func() []admin.Tenant { return []admin.Tenant{{Name: "acme"}, {Name: "other"}} },
 		Levels: func(_ context.Context, tenant string) ([]admin.Level, error) {
 			if tenant != "acme" {
 				return nil, admin.Errorf(admin.NotFound, "there is no such tenant")
@@ -157,6 +158,10 @@ func (f *fakeCluster) config() admin.Config {
 		},
 		ExportUsage: func(_ context.Context, w io.Writer, q admin.UsageQuery) ([]admin.Missing, error) {
 			f.note(q)
+			if q.Tenant == "acmee" {
+				_, err := io.WriteString(w, "tenant,cost_usd\r\n")
+				return nil, err
+			}
 			_, err := io.WriteString(w, "tenant,cost_usd\r\nacme,0.5\r\n")
 			if q.Tenant == "half" {
 				return []admin.Missing{{Node: "gw-3", Error: "no answer"}}, err
@@ -168,6 +173,9 @@ func (f *fakeCluster) config() admin.Config {
 			rows := admin.UsageRows{
 				Rows:  []admin.UsageRow{{By: map[string]string{"key": "k", "user": "a\x1b[2J"}, Requests: 3, Input: 30, Output: 40, Cost: 75e7}},
 				Total: admin.UsageRow{Requests: 4, Input: 40, Output: 50, Cost: 1e9},
+			}
+			if q.Tenant == "acmee" {
+				return admin.UsageRows{}, nil
 			}
 			if q.Tenant == "half" {
 				rows.Missing = []admin.Missing{{Node: "gw-3", Error: "no answer"}}
@@ -400,6 +408,21 @@ func TestWrongUse(t *testing.T) {
 		if r.code != c.code || !strings.Contains(r.stderr, c.says) {
 			t.Errorf("headgate %s: %+v", c.args, r)
 		}
+	}
+}
+
+// TestUsageOfNobody is nothing, which may be a slip.
+func TestUsageOfNobody(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	for _, args := range []string{"usage export --tenant acmee", "usage top --tenant acmee", "usage top --tenant acmee --json"} {
+		r := runCLI(t, f.env(), strings.Fields(args)...)
+		if r.code != 0 || !strings.Contains(r.stderr, `warning: there is no tenant "acmee" now; did you mean "acme"?`) {
+			t.Errorf("headgate %s: %+v", args, r)
+		}
+	}
+	if r := runCLI(t, f.env(), "usage", "export", "--tenant", "acme"); r.code != 0 || r.stderr != "" {
+		t.Errorf("%+v", r)
 	}
 }
 

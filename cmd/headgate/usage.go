@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -82,8 +84,12 @@ func exportCommand() *cobra.Command {
 			return err
 		}
 		defer func() { _ = resp.Body.Close() }()
-		if _, err := io.Copy(c.OutOrStdout(), resp.Body); err != nil {
+		out := &lines{w: c.OutOrStdout()}
+		if _, err := io.Copy(out, resp.Body); err != nil {
 			return fmt.Errorf("the export broke off, what was printed is not all: %w", err)
+		}
+		if q.tenant != "" && out.none(format) {
+			a.warnUnknown(c, q.tenant)
 		}
 		missing, err := admin.ReadMissing(resp.Trailer) // comes after the body
 		return errors.Join(err, incomplete(missing))
@@ -98,8 +104,51 @@ func exportDirs(c *cobra.Command, dirs []string, v url.Values) error {
 		return usageError{err}
 	}
 	q.Partial = true
-	missing, err := node.ExportUsageDirs(c.Context(), dirs, toStderr(), c.OutOrStdout(), q)
+	out := &lines{w: c.OutOrStdout()}
+	missing, err := node.ExportUsageDirs(c.Context(), dirs, toStderr(), out, q)
+	if q.Tenant != "" && err == nil && out.none(string(q.Format)) {
+		fmt.Fprintf(c.ErrOrStderr(), "headgate: warning: there is nothing of tenant %q in it\n", q.Tenant)
+	}
 	return errors.Join(err, incomplete(missing))
+}
+
+// lines counts those that go through it.
+type lines struct {
+	w io.Writer
+	n int
+}
+
+// Write passes p on.
+func (l *lines) Write(p []byte) (int, error) {
+	l.n += bytes.Count(p, []byte{'\n'})
+	return l.w.Write(p)
+}
+
+// none says that an export had nothing but its head.
+func (l *lines) none(format string) bool {
+	return l.n == 0 || l.n == 1 && format != string(admin.UsageJSON)
+}
+
+// warnUnknown says on stderr that a tenant of whom there is nothing is none of the policy's: it is
+// written wrongly, or was removed.
+func (a *client) warnUnknown(c *cobra.Command, tenant string) {
+	raw, err := a.call(c.Context(), http.MethodGet, "/admin/v1/tenants", nil)
+	var known []admin.Tenant
+	if err != nil || json.Unmarshal(raw, &known) != nil { // the answer that was asked for has come
+		return
+	}
+	names := make([]string, 0, len(known))
+	for _, t := range known {
+		names = append(names, t.Name)
+	}
+	if slices.Contains(names, tenant) {
+		return
+	}
+	hint := ""
+	if meant := ledger.Nearest(tenant, names); meant != "" {
+		hint = fmt.Sprintf("; did you mean %q?", meant)
+	}
+	fmt.Fprintf(c.ErrOrStderr(), "headgate: warning: there is no tenant %q now%s\n", tenant, hint)
 }
 
 // incomplete says which nodes an answer lacks; nil if none.
@@ -143,6 +192,9 @@ func topCommand() *cobra.Command {
 		var rows admin.UsageRows
 		if err := json.Unmarshal(raw, &rows); err != nil {
 			return fmt.Errorf("the node's answer can't be read: %w; is it of another version?", err)
+		}
+		if q.tenant != "" && len(rows.Rows) == 0 {
+			a.warnUnknown(c, q.tenant)
 		}
 		err = printAs(c, a, raw, func(w io.Writer, r admin.UsageRows) { printTop(w, strings.Split(q.by, ","), r) })
 		return errors.Join(err, incomplete(rows.Missing))

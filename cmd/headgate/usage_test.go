@@ -102,6 +102,19 @@ func TestUsageOfDeadNodes(t *testing.T) {
 	if r.code != 1 || !strings.Contains(r.stdout, "0.480000048") || !strings.Contains(r.stderr, "none") {
 		t.Errorf("%+v", r)
 	}
+	r = runCLI(t, nil, "usage", "export", "--dir", filepath.Dir(a), "--dir", b, "--by", "tenant") // the data folder
+	if r.code != 1 || !strings.Contains(r.stdout, "0.240000024") || !strings.Contains(r.stderr, filepath.Dir(a)+" holds no usage log; did you mean "+a+"?") {
+		t.Errorf("%+v", r)
+	}
+	if r = runCLI(t, nil, "usage", "export", "--dir", t.TempDir()); r.code != 1 || !strings.Contains(r.stderr, "holds no usage log)") {
+		t.Errorf("%+v", r)
+	}
+	for args, warned := range map[string]bool{"--tenant acmee": true, "--tenant acmee --json": true, "--tenant acme": false, "--tenant acme --json": false, "--from 2027-01": false} {
+		r = runCLI(t, nil, append([]string{"usage", "export", "--dir", a}, strings.Fields(args)...)...)
+		if r.code != 0 || strings.Contains(r.stderr, `nothing of tenant "acmee"`) != warned {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
 	if r := runCLI(t, nil, "usage", "export", "--dir", a, "--time-zone", "Mars"); r.code != 2 {
 		t.Errorf("%+v", r)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -48,14 +49,31 @@ func (l *Log) read(ctx context.Context, q Query, fn func(u *Usage) error, beat f
 }
 
 // ReadDir is Read of a folder whose Log is not open here; it writes nothing there. Of a node
-// that runs it reads what was written when it was called.
+// that runs it reads what was written when it was called. A folder without a log is an error: nothing
+// was used there, or it is another than was meant.
 func ReadDir(ctx context.Context, dir string, logger *slog.Logger, q Query, fn func(u *Usage) error) error {
 	f := folder{fs: osFS{}, dir: dir, log: logger}
 	all, _, err := f.segments()
 	if err != nil {
 		return fmt.Errorf("journal: read %s: %w", dir, err)
 	}
+	if len(all) == 0 {
+		return f.none()
+	}
 	return f.readAll(ctx, all, q, fn, nil)
+}
+
+// inDataDir is the folder of the log in a node's data folder.
+const inDataDir = "usage"
+
+// none says that the folder has no log, and where it may be.
+func (f folder) none() error {
+	below := f
+	below.dir = filepath.Join(f.dir, inDataDir)
+	if all, _, err := below.segments(); err == nil && len(all) > 0 {
+		return fmt.Errorf("journal: %s holds no usage log; did you mean %s?", f.dir, below.dir)
+	}
+	return fmt.Errorf("journal: %s holds no usage log", f.dir)
 }
 
 func (f folder) readAll(ctx context.Context, all []segment, q Query, fn func(u *Usage) error, beat func() error) error {
