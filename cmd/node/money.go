@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 type money struct {
 	n       *Node
 	bank    func() bank // there is none before the node has joined
+	terms   func(ledger.BudgetKey) ledger.BudgetTerms
 	budgets *budget.Manager
 	journal *journal.Log
 	held    sync.Pool // of *held
@@ -48,7 +50,7 @@ type held struct {
 const usageDir = "usage"
 
 func (n *Node) openMoney() error {
-	m := &money{n: n, bank: func() bank { return n.cluster.Ledger() }, held: sync.Pool{New: func() any { return new(held) }}}
+	m := &money{n: n, bank: func() bank { return n.cluster.Ledger() }, terms: n.termsOf, held: sync.Pool{New: func() any { return new(held) }}}
 	var err error
 	m.budgets, err = budget.New(budget.Config{
 		Holder: n.self, Draw: m.draw, Clock: m.clock, Override: n.spendsEmergency, Logger: n.log, Registerer: n.registry,
@@ -58,7 +60,8 @@ func (n *Node) openMoney() error {
 	}
 	m.journal, err = journal.Open(journal.Config{
 		Dir: filepath.Join(n.cfg.DataDir, usageDir), Node: n.cfg.NodeID, Incarnation: n.self, BootID: bootID(), SyncEach: n.cfg.UsageSync,
-		Retention: time.Duration(n.cfg.UsageRetention), MaxBytes: n.cfg.UsageMaxBytes, Now: n.wall, Logger: n.log, Registerer: n.registry,
+		Retention: time.Duration(n.cfg.UsageRetention), MaxBytes: n.cfg.UsageMaxBytes, Now: n.wall, Zone: ledger.LoadZone,
+		Logger: n.log, Registerer: n.registry,
 	})
 	if err != nil {
 		return fmt.Errorf("--data-dir %s: open the usage log: %w", n.cfg.DataDir, err)
@@ -345,15 +348,19 @@ func (m *money) settlePast(ctx context.Context) {
 // settleAll settles for processes of before. Where this one is in the view none of them is, and so none was
 // granted anything since: this node's replica, which has applied that view, knows all that they hold.
 func (m *money) settleAll(ctx context.Context, past []journal.Past) error {
-	if v := m.n.truth.Facts().View; v == nil || !member(v, m.n.self) {
+	v := m.n.truth.Facts().View
+	if v == nil || !member(v, m.n.self) {
 		return errors.New("this node is in no view yet")
 	}
+	var first error
 	for i := range past {
-		if err := m.settleOne(ctx, &past[i]); err != nil {
-			return err
+		err := fmt.Errorf("the process %016x is still in the view", past[i].Incarnation)
+		if !member(v, past[i].Incarnation) {
+			err = m.settleOne(ctx, &past[i])
 		}
+		first = cmp.Or(first, err)
 	}
-	return nil
+	return first
 }
 
 func member(v *ledger.View, incarnation uint64) bool {
@@ -368,54 +375,151 @@ func member(v *ledger.View, incarnation uint64) bool {
 // lastDraw is the number of what is said for a process of before: above all that it can have sent.
 const lastDraw = 1 << 63
 
-// settleOne says the last word on one process: for what it has spent, and for what it only held.
+const (
+	settleAtOnce = 32        // accounts; the ledger commits them together
+	trimmedAfter = time.Hour // after its period, at the soonest, the journal forgets an account
+)
+
+// lastWord is what is said of an account for a process of before.
+type lastWord struct {
+	key   ledger.BudgetKey
+	spent int64
+	lost  bool // what it held counts as spent
+}
+
+// settleOne says the last word on one process, of all its accounts, whatever becomes of each. The first error is
+// returned; what was said is not said again but in the same words.
 func (m *money) settleOne(ctx context.Context, p *journal.Past) error {
-	l, in := m.bank(), map[ledger.BudgetKey]bool{}
-	var lost int64
-	say := func(key ledger.BudgetKey, spent int64) error {
-		in[key] = true
-		counted, err := m.settleAccount(ctx, p, key, spent)
-		lost += counted
-		return err
+	words, damaged := m.lastWords(p)
+	var (
+		mu    sync.Mutex
+		first error
+		lost  int64
+		all   sync.WaitGroup
+		room  = make(chan struct{}, settleAtOnce)
+	)
+	for i := range words {
+		room <- struct{}{}
+		all.Go(func() {
+			counted, err := m.settleAccount(ctx, p.Incarnation, &words[i])
+			mu.Lock()
+			lost, first = lost+counted, cmp.Or(first, err)
+			mu.Unlock()
+			<-room
+		})
 	}
-	for i := range p.Accounts {
-		a := &p.Accounts[i]
-		if err := say(budgetKey(&a.Account), a.Settled+a.Open); err != nil {
-			return err
-		}
+	all.Wait()
+	if first != nil {
+		return first
 	}
-	for _, a := range l.Budgets(func(a *ledger.BudgetAccount) bool { return knows(a, p.Incarnation) && !in[a.Key] }, ledger.MaxBudgets) {
-		if err := say(a.Key, 0); err != nil {
-			return err
-		}
-	}
-	m.n.log.Info("settled for an earlier process of this node", "incarnation", fmt.Sprintf("%016x", p.Incarnation), "accounts", len(in), "damaged", p.Damaged, "counted_as_lost_nano_usd", lost)
+	m.n.log.Info("settled for an earlier process of this node", "incarnation", fmt.Sprintf("%016x", p.Incarnation), "accounts", len(words), "damaged", damaged, "counted_as_lost_nano_usd", lost)
 	return m.journal.Closed(p.Incarnation)
 }
 
-// settleAccount says the last word on one account of a process, and what the ledger counted as lost of it.
-func (m *money) settleAccount(ctx context.Context, p *journal.Past, key ledger.BudgetKey, total int64) (lost int64, err error) {
-	r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
-		Key: key, Holder: p.Incarnation, N: lastDraw, Spent: total, Final: true, Lost: p.Damaged != "",
-	})
-	if errors.Is(err, ledger.ErrNoBudget) {
-		return 0, nil // forgotten: its period is long over
+// lastWords are those of the accounts that the ledger does not know the end of already, and why what the process
+// held counts as lost: "" where it does not.
+func (m *money) lastWords(p *journal.Past) (words []lastWord, damaged string) {
+	known := map[ledger.BudgetKey]*ledger.BudgetHolder{}
+	accounts := m.bank().Budgets(func(a *ledger.BudgetAccount) bool { return holder(a, p.Incarnation) != nil }, ledger.MaxBudgets)
+	for i := range accounts {
+		known[accounts[i].Key] = holder(&accounts[i], p.Incarnation)
 	}
-	if err != nil || r.Lost == 0 {
+	damaged = p.Damaged
+	// The journal is written before the ledger hears of it.
+	doubt := func(told, spent int64) {
+		if told > spent && damaged == "" {
+			damaged = "the ledger knows of more than the usage log does"
+			m.n.log.Warn("the usage log of an earlier process is not whole: was an old copy put in its place? What the process held counts as spent", "incarnation", fmt.Sprintf("%016x", p.Incarnation))
+		}
+	}
+	for i := range p.Accounts {
+		a := &p.Accounts[i]
+		spent := min(min(a.Settled, ledger.MaxNano)+min(a.Open, ledger.MaxNano), ledger.MaxNano)
+		key := budgetKey(&a.Account)
+		h := known[key]
+		delete(known, key)
+		if h != nil {
+			doubt(h.Spent-min(a.Lost, ledger.MaxNano), spent)
+		}
+		if h == nil || h.Outstanding > 0 || h.Spent != spent || p.Damaged != "" {
+			words = append(words, lastWord{key: key, spent: spent})
+		}
+	}
+	trimmed := m.n.wall().Add(-trimmedAfter).UnixNano()
+	for i := range accounts {
+		key := accounts[i].Key
+		h := known[key]
+		if h == nil {
+			continue
+		}
+		ended := key.End != 0 && key.End < trimmed // the journal may have known it
+		if !ended {
+			doubt(h.Spent, 0)
+		}
+		words = append(words, lastWord{key: key, lost: ended})
+	}
+	for i := range words {
+		words[i].lost = words[i].lost || damaged != ""
+	}
+	return words, damaged
+}
+
+// settleAccount says the last word on one account of a process, and what the ledger counted as lost of it.
+func (m *money) settleAccount(ctx context.Context, incarnation uint64, w *lastWord) (lost int64, err error) {
+	r, err := m.bank().DrawBudget(ctx, ledger.BudgetDraw{
+		Key: w.key, Terms: m.terms(w.key), Holder: incarnation, N: lastDraw, Spent: w.spent, Final: true, Lost: w.lost,
+	})
+	refused, never := errors.AsType[*ledger.Refusal](err)
+	switch {
+	case errors.Is(err, ledger.ErrNoBudget) && w.spent == 0:
+		return 0, nil
+	case errors.Is(err, ledger.ErrNoBudget): // its period is over, or it rolls: nobody can tell when that was spent
+		m.n.log.Warn("the ledger has forgotten a budget's account: what an earlier process spent of it counts in the usage log only",
+			"tenant", w.key.Tenant, "budget", w.key.Limit, "spent_nano_usd", w.spent)
+		return 0, nil
+	case never:
+		m.n.log.Error("the ledger refuses what an earlier process has spent of a budget, and always will",
+			"tenant", w.key.Tenant, "budget", w.key.Limit, "spent_nano_usd", w.spent, "error", refused)
+		return 0, nil
+	case err != nil || r.Lost == 0:
 		return 0, err
 	}
-	a := journal.Account{Tenant: key.Tenant, Budget: key.Limit, Subject: key.Subject, Start: key.Start, End: key.End}
-	return r.Lost, m.journal.Lost(p.Incarnation, a, r.Lost)
+	a := journal.Account{Tenant: w.key.Tenant, Budget: w.key.Limit, Subject: w.key.Subject, Start: w.key.Start, End: w.key.End}
+	return r.Lost, m.journal.Lost(incarnation, a, r.Lost)
+}
+
+// termsOf are the terms of an account's budget by the policy in force here; none where it has no such budget.
+func (n *Node) termsOf(k ledger.BudgetKey) ledger.BudgetTerms {
+	ix := n.current().index
+	if ix == nil {
+		return ledger.BudgetTerms{}
+	}
+	for _, t := range ix.Policy.Tenants {
+		if k.Tenant != "" && k.Tenant != t.Name {
+			continue
+		}
+		c, _ := ix.Tenant(t.Name)
+		for i := range c.Budgets {
+			if c.Budgets[i].Bucket == k.Limit {
+				return c.Budgets[i].Terms
+			}
+		}
+	}
+	return ledger.BudgetTerms{}
 }
 
 func budgetKey(a *journal.Account) ledger.BudgetKey {
 	return ledger.BudgetKey{Key: limiter.Key{Tenant: a.Tenant, Limit: a.Budget, Subject: a.Subject}, Start: a.Start, End: a.End}
 }
 
-// knows says whether a holder is in an account: also one that has no more of it, since what was counted as lost may
-// not have come as far as to the journal.
-func knows(a *ledger.BudgetAccount, holder uint64) bool {
-	return slices.ContainsFunc(a.Holders, func(h ledger.BudgetHolder) bool { return h.Holder == holder })
+// holder is an incarnation's part of an account, or nil: also of one that has no more of it, since what was counted as
+// lost may not have come as far as to the journal.
+func holder(a *ledger.BudgetAccount, incarnation uint64) *ledger.BudgetHolder {
+	i := slices.IndexFunc(a.Holders, func(h ledger.BudgetHolder) bool { return h.Holder == incarnation })
+	if i < 0 {
+		return nil
+	}
+	return &a.Holders[i]
 }
 
 // end says the last word on what this process has spent, so that nothing stays outstanding. Where that fails, the

@@ -10,7 +10,6 @@ import (
 // total is what a book has for an account, in nano-dollars.
 type total struct {
 	settled, crashed, lost int64
-	requests               uint32 // that crashed
 }
 
 // pending is a reservation that is open.
@@ -27,8 +26,9 @@ type book struct {
 	incarnation uint64
 	node, boot  string
 	damaged     string // why its records may not be whole
-	stopped     bool   // cleanly
+	stopped     bool   // cleanly, or read by a later process: no machine that goes down takes any of it away
 	closed      bool   // the ledger has the last word
+	forgotten   int64  // accounts whose period ended before then may be missing
 	totals      map[Account]*total
 	open        map[uint64]*pending
 }
@@ -64,7 +64,7 @@ func (b *book) usage(id uint64, outcome string, parts []Part) *pending {
 		case Lost:
 			t.lost = p.Amount // admitUsage lets the first pass
 		case Crashed:
-			t.crashed, t.requests = add(t.crashed, p.Amount), t.requests+1
+			t.crashed = add(t.crashed, p.Amount)
 		default:
 			t.settled = add(t.settled, p.Amount)
 		}
@@ -84,9 +84,9 @@ func add(a, b int64) int64 {
 
 // past is the book for whoever tells the ledger.
 func (b *book) past() Past {
-	p := Past{Incarnation: b.incarnation, Node: b.node, Damaged: b.damaged, Accounts: make([]Total, 0, len(b.totals))}
+	p := Past{Incarnation: b.incarnation, Node: b.node, Damaged: b.damaged, Forgotten: b.forgotten, Accounts: make([]Total, 0, len(b.totals))}
 	for a, t := range b.totals {
-		p.Accounts = append(p.Accounts, Total{Account: a, Settled: t.settled, Open: t.crashed, OpenRequests: int(t.requests), Lost: t.lost})
+		p.Accounts = append(p.Accounts, Total{Account: a, Settled: t.settled, Open: t.crashed, Lost: t.lost})
 	}
 	slices.SortFunc(p.Accounts, func(x, y Total) int { return x.compare(&y.Account) })
 	return p
@@ -97,8 +97,8 @@ func (a *Account) compare(b *Account) int {
 		cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End))
 }
 
-// trim forgets accounts whose period ended before a time and of which nothing is open: the
-// ledger has either had the last word on them, or counts all that was outstanding.
+// trim forgets accounts whose period ended before a time and of which nothing is open. The ledger
+// should have heard of them long ago; where it has not, what it granted is all that is known.
 func (b *book) trim(endedBefore int64) error {
 	var ended []Account
 	for a := range b.totals {
@@ -122,6 +122,7 @@ func (b *book) trim(endedBefore int64) error {
 	for _, a := range ended {
 		if !held[a] {
 			delete(b.totals, a)
+			b.forgotten = max(b.forgotten, a.End+1)
 		}
 	}
 	return nil
@@ -181,7 +182,8 @@ func (b *book) checkpointHead() (rec []byte, from int) {
 	rec = putText(rec, 3, b.boot)
 	rec = putText(rec, 4, b.damaged)
 	rec = putBool(rec, 5, b.stopped)
-	return putBool(rec, 8, b.closed), from
+	rec = putBool(rec, 8, b.closed)
+	return putFixed(rec, 9, uint64(b.forgotten)), from
 }
 
 // books are those of the incarnations that the ledger may not know in full, the oldest first.
@@ -214,6 +216,8 @@ func (bs books) load(message []byte, segment uint64) (books, error) {
 			part.stopped = f.v != 0
 		case 8:
 			part.closed = f.v != 0
+		case 9:
+			part.forgotten = int64(f.v)
 		}
 	}
 	if f.bad || part.incarnation == 0 {
@@ -255,8 +259,6 @@ func (b *book) loadTotal(message []byte) error {
 			t.crashed = int64(f.v)
 		case 4:
 			t.lost = int64(f.v)
-		case 5:
-			t.requests = uint32(f.v)
 		}
 	}
 	b.totals[a] = &t

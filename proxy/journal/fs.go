@@ -10,7 +10,8 @@ import (
 )
 
 // FS is the file system under a Log; the zero Config uses the machine's. Names are whole
-// paths. Its methods are called by one goroutine at a time, except for Open and Remove.
+// paths. Its methods may be called concurrently: who writes creates and renames while others read, sync
+// the folder or remove what is old.
 type FS interface {
 	MkdirAll(dir string) error
 	ReadDir(dir string) (names []string, err error)
@@ -24,7 +25,7 @@ type FS interface {
 	Lock(name string) (io.Closer, error)
 }
 
-// File is an open file. WriteAt may leave any part of what it was given when it fails;
+// File is an open file. Sync may be called while another goroutine writes or reads. WriteAt may leave any part of what it was given when it fails;
 // the count says how much is certain.
 type File interface {
 	io.ReaderAt

@@ -39,7 +39,7 @@ const (
 	maxBuffer   = 1 << 20 // bytes of a batch's buffer that are kept for the next
 
 	// An account is forgotten when its period ended that long ago, or, where there are
-	// maxAccounts, an hour ago. The ledger keeps it as long, and counts what it granted.
+	// maxAccounts, an hour ago. The ledger keeps it as long; see Past.Forgotten.
 	forgetAfter = 35 * 24 * time.Hour
 	forgetSoon  = time.Hour
 
@@ -215,6 +215,7 @@ func (l *Log) start() error {
 		if b.damaged != "" {
 			l.cfg.Logger.Error("journal of an earlier process may not be whole", "node", b.node, "incarnation", fmt.Sprintf("%016x", b.incarnation), "reason", b.damaged)
 		}
+		b.stopped = true // from here on: it is on the disk, and in the checkpoint below
 	}
 	if over := len(r.books) - maxPast; over > 0 {
 		l.cfg.Logger.Error("journal forgets the oldest processes that the ledger was not told of, what was granted to them stays spent", "processes", over)

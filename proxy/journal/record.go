@@ -63,7 +63,6 @@ type Total struct {
 	Account
 	Settled      int64
 	Open         int64 // of requests that stood open at the end, in full
-	OpenRequests int
 	Lost         int64 // what Log.Lost has recorded
 }
 
@@ -75,4 +74,7 @@ type Past struct {
 	// Damaged says why the records may not be all there were, empty if they are: then more
 	// may have been spent than Accounts says, up to all that was outstanding.
 	Damaged string
+	// Forgotten: of accounts whose period ended before it (nanoseconds since the Unix epoch) more may
+	// have been spent, too, up to all that was outstanding. 0: of none.
+	Forgotten int64
 }

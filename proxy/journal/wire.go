@@ -188,7 +188,7 @@ func putTotal(b []byte, field int, a *Account, t *total) []byte {
 	b = putInt(b, 2, t.settled)
 	b = putInt(b, 3, t.crashed)
 	b = putInt(b, 4, t.lost)
-	return end(putUint(b, 5, uint64(t.requests)), from)
+	return end(b, from)
 }
 
 // clip cuts a name to MaxName bytes, between two characters.

@@ -137,9 +137,10 @@ func TestWire(t *testing.T) {
 func checkCheckpoint(t *rapid.T) {
 	b := newBook(rapid.Uint64Range(1, math.MaxUint64).Draw(t, "incarnation"), anyText(t, "node"), anyText(t, "boot"))
 	b.damaged, b.stopped, b.closed = anyText(t, "damaged"), rapid.Bool().Draw(t, "stopped"), rapid.Bool().Draw(t, "closed")
+	b.forgotten = rapid.Int64().Draw(t, "forgotten")
 	for range rapid.IntRange(0, 200).Draw(t, "accounts") {
 		a := anyAccount(t)
-		*b.total(&a) = total{rapid.Int64().Draw(t, "settled"), rapid.Int64().Draw(t, "crashed"), rapid.Int64().Draw(t, "lost"), rapid.Uint32().Draw(t, "requests")}
+		*b.total(&a) = total{rapid.Int64().Draw(t, "settled"), rapid.Int64().Draw(t, "crashed"), rapid.Int64().Draw(t, "lost")}
 	}
 	for id := range uint64(rapid.IntRange(0, 5).Draw(t, "open")) {
 		rec, from := begin(nil, recReservation)
@@ -154,7 +155,7 @@ func checkCheckpoint(t *rapid.T) {
 			t.Fatalf("a record of %d bytes", len(rec))
 		}
 		var m pb.Record
-		if err := proto.Unmarshal(rec, &m); err != nil || m.GetCheckpoint().GetIncarnation() != b.incarnation {
+		if err := proto.Unmarshal(rec, &m); err != nil || m.GetCheckpoint().GetIncarnation() != b.incarnation || m.GetCheckpoint().GetForgotten() != b.forgotten {
 			t.Fatalf("the generated code reads %v, %v", &m, err)
 		}
 		_, message, err := parseRecord(rec)

@@ -355,6 +355,7 @@ type Checkpoint struct {
 	Closed        bool                   `protobuf:"varint,8,opt,name=closed,proto3" json:"closed,omitempty"`   // the ledger has its last word; of the segment's own incarnation only
 	Totals        []*Total               `protobuf:"bytes,6,rep,name=totals,proto3" json:"totals,omitempty"`
 	Open          []*Reservation         `protobuf:"bytes,7,rep,name=open,proto3" json:"open,omitempty"`
+	Forgotten     int64                  `protobuf:"fixed64,9,opt,name=forgotten,proto3" json:"forgotten,omitempty"` // accounts whose period ended before then may be missing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -445,16 +446,22 @@ func (x *Checkpoint) GetOpen() []*Reservation {
 	return nil
 }
 
+func (x *Checkpoint) GetForgotten() int64 {
+	if x != nil {
+		return x.Forgotten
+	}
+	return 0
+}
+
 // Total is what one incarnation spent on one account.
 type Total struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Account         *Account               `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
-	Settled         int64                  `protobuf:"varint,2,opt,name=settled,proto3" json:"settled,omitempty"`
-	Crashed         int64                  `protobuf:"varint,3,opt,name=crashed,proto3" json:"crashed,omitempty"` // what stood open when it crashed, in full
-	Lost            int64                  `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`
-	CrashedRequests uint32                 `protobuf:"varint,5,opt,name=crashed_requests,json=crashedRequests,proto3" json:"crashed_requests,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Account       *Account               `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
+	Settled       int64                  `protobuf:"varint,2,opt,name=settled,proto3" json:"settled,omitempty"`
+	Crashed       int64                  `protobuf:"varint,3,opt,name=crashed,proto3" json:"crashed,omitempty"` // what stood open when it crashed, in full
+	Lost          int64                  `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Total) Reset() {
@@ -511,13 +518,6 @@ func (x *Total) GetCrashed() int64 {
 func (x *Total) GetLost() int64 {
 	if x != nil {
 		return x.Lost
-	}
-	return 0
-}
-
-func (x *Total) GetCrashedRequests() uint32 {
-	if x != nil {
-		return x.CrashedRequests
 	}
 	return 0
 }
@@ -1447,7 +1447,7 @@ const file_proxy_journal_journalpb_journal_proto_rawDesc = "" +
 	"\asegment\x18\x01 \x01(\x04R\asegment\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\x03R\x03end\x12\x14\n" +
 	"\x05first\x18\x03 \x01(\x03R\x05first\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\x03R\x04last\"\x8c\x02\n" +
+	"\x04last\x18\x04 \x01(\x03R\x04last\"\xaa\x02\n" +
 	"\n" +
 	"Checkpoint\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12\x12\n" +
@@ -1457,13 +1457,13 @@ const file_proxy_journal_journalpb_journal_proto_rawDesc = "" +
 	"\astopped\x18\x05 \x01(\bR\astopped\x12\x16\n" +
 	"\x06closed\x18\b \x01(\bR\x06closed\x122\n" +
 	"\x06totals\x18\x06 \x03(\v2\x1a.headgate.journal.v1.TotalR\x06totals\x124\n" +
-	"\x04open\x18\a \x03(\v2 .headgate.journal.v1.ReservationR\x04open\"\xb2\x01\n" +
+	"\x04open\x18\a \x03(\v2 .headgate.journal.v1.ReservationR\x04open\x12\x1c\n" +
+	"\tforgotten\x18\t \x01(\x10R\tforgotten\"\x87\x01\n" +
 	"\x05Total\x126\n" +
 	"\aaccount\x18\x01 \x01(\v2\x1c.headgate.journal.v1.AccountR\aaccount\x12\x18\n" +
 	"\asettled\x18\x02 \x01(\x03R\asettled\x12\x18\n" +
 	"\acrashed\x18\x03 \x01(\x03R\acrashed\x12\x12\n" +
-	"\x04lost\x18\x04 \x01(\x03R\x04lost\x12)\n" +
-	"\x10crashed_requests\x18\x05 \x01(\rR\x0fcrashedRequests\"{\n" +
+	"\x04lost\x18\x04 \x01(\x03R\x04lost\"{\n" +
 	"\aAccount\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\fR\x06tenant\x12\x16\n" +
 	"\x06budget\x18\x02 \x01(\fR\x06budget\x12\x18\n" +
