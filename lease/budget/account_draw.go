@@ -91,7 +91,7 @@ func (a *account) next(at instant) (int64, duty) {
 	if a.retell && a.n > 0 {
 		sooner(at.mono, report)
 	}
-	if have > 0 {
+	if have > 0 || a.n > 0 && a.heardN < 2 { // so that it may be forgotten
 		sooner(a.used+idleAfter, idle)
 	}
 	if a.quiet() {

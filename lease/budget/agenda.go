@@ -82,6 +82,15 @@ func (g *agenda) put(c *cell, at int64, queue int) {
 	}
 }
 
+// remove has c not seen to any more.
+func (g *agenda) remove(c *cell) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if e := &c.entry; e.place >= 0 {
+		heap.Remove(&g.due[e.queue], e.place)
+	}
+}
+
 func (g *agenda) hurry() { signal(g.soon) }
 
 // take returns an account that has something to do for which there is room, or when to ask again.

@@ -14,8 +14,9 @@ const (
 	MaxAmount = 1 << 60
 	// MaxCharges is how many budgets one request may have.
 	MaxCharges = limiter.MaxCharges
-	// MaxAccounts is how many accounts a process keeps. One without money, spending or requests is
-	// forgotten after a while, and one of a period that is over when the ledger has heard all.
+	// MaxAccounts is how many accounts a process keeps, a quarter of them of one tenant. One without money,
+	// spending or requests is forgotten after a while, sooner where room is needed, and one of a period that is
+	// over when the ledger has heard all.
 	MaxAccounts = 1 << 17
 )
 

@@ -62,9 +62,10 @@ type Manager struct {
 	ahead    atomic.Int64 // of the ledger's clock before the monotonic one
 	heard    atomic.Bool  // ahead is known
 	down     atomic.Pointer[error]
-	warned   atomic.Int64 // when the log last said that the ledger refuses
 	draining atomic.Bool
 	dropped  chan struct{} // to Drain: an account is gone
+	// When the log last said that the ledger refuses, that there is no room for an account, that one was released.
+	warned, warnedFull, warnedClosed atomic.Int64
 
 	mu      sync.Mutex
 	failing int64 // since when draws fail; never: they do not
@@ -81,6 +82,9 @@ func New(cfg Config) (*Manager, error) {
 		agenda: agenda{soon: make(chan struct{}, 1)}, dropped: make(chan struct{}, 1), failing: never,
 	}
 	m.warned.Store(-warnEvery)
+	m.warnedFull.Store(-warnEvery)
+	m.warnedClosed.Store(-warnEvery)
+	m.table.forgotten = m.agenda.remove
 	var err error
 	if m.met, err = newMetrics(cfg.Registerer, m); err != nil {
 		return nil, err
@@ -161,6 +165,10 @@ func (m *Manager) step(ctx context.Context, c *cell) bool {
 	at := m.instant()
 	c.mu.Lock()
 	c.planned, c.queue = never, quiet
+	if c.gone {
+		c.mu.Unlock()
+		return false
+	}
 	d, what := c.step(at, m.cfg.Holder)
 	switch what {
 	case nothing:
@@ -178,9 +186,14 @@ func (m *Manager) step(ctx context.Context, c *cell) bool {
 	res, err := m.ask(ctx, d, what == retry)
 	at = m.instant()
 	c.mu.Lock()
+	closed := c.closed
 	c.answered(at, res, err, m.outlook())
+	released := c.closed && !closed && !d.Final
 	m.after(c, at)
 	c.mu.Unlock()
+	if released && due(&m.warnedClosed, at.mono) {
+		m.log.Error("an operator released what this process holds of budgets: it serves them no more; restart it", "tenant", d.Key.Tenant, "budget", d.Key.Limit)
+	}
 	return true
 }
 
@@ -208,7 +221,7 @@ func (m *Manager) ask(ctx context.Context, d Draw, again bool) (Drawn, error) {
 		outcome = "not_done"
 	case errors.Is(err, ErrNotDone):
 		outcome = "not_done"
-		if last := m.warned.Load(); mono-last >= warnEvery && m.warned.CompareAndSwap(last, mono) {
+		if due(&m.warned, mono) {
 			m.log.Warn("the ledger refuses draws of budgets", "tenant", d.Key.Tenant, "budget", d.Key.Limit, "error", err)
 		}
 	default:
@@ -223,6 +236,20 @@ func (m *Manager) ask(ctx context.Context, d Draw, again bool) (Drawn, error) {
 	m.met.draws.WithLabelValues(outcome).Inc()
 	m.reached(mono)
 	return res, err
+}
+
+// due says, once in a while, that a line may go to the log.
+func due(last *atomic.Int64, now int64) bool {
+	before := last.Load()
+	return now-before >= warnEvery && last.CompareAndSwap(before, now)
+}
+
+// full is the refusal of a charge for whose account there is no room.
+func (m *Manager) full(i int, key *Key, at instant, err error) *Refused {
+	if due(&m.warnedFull, at.mono) {
+		m.log.Warn("there is no room for an account of a budget", "tenant", key.Tenant, "budget", key.Limit, "accounts", m.table.count.Load(), "error", err)
+	}
+	return &Refused{Index: i, Kind: Unavailable, RetryAfter: retryUnavailable, Err: err}
 }
 
 // failed notes a draw that was not answered.

@@ -9,7 +9,18 @@ import (
 
 const shards = 64
 
-var errFull = errors.New("this process has as many budget accounts as it may keep")
+// tenantPart: a tenant has at most this part of the accounts. crowded: above so many fourths of them those that are
+// idle go at once. looks is how many are looked at for one that may go.
+const (
+	tenantPart = 4
+	crowded    = 3
+	looks      = 64
+)
+
+var (
+	errFull       = errors.New("this process has as many budget accounts as it may keep")
+	errTenantFull = errors.New("the tenant has a quarter of the budget accounts that this process may keep: have budgets for fewer subjects, or keys that name fewer users")
+)
 
 // cell is an account with its lock. Locks of several are taken in the order of seq.
 type cell struct {
@@ -25,10 +36,16 @@ type cell struct {
 // table finds cells.
 type table struct {
 	seed   maphash.Seed
-	most   int64
+	most   int64 // accounts
+	share  int64 // of a tenant
 	count  atomic.Int64
 	seq    atomic.Uint64
 	shards [shards]shard
+	// forgotten is called for each cell that had to make room, with its lock and its shard's.
+	forgotten func(*cell)
+
+	mu      sync.Mutex
+	tenants map[string]int64 // accounts
 }
 
 type shard struct {
@@ -38,7 +55,9 @@ type shard struct {
 }
 
 func newTable() *table {
-	t := &table{seed: maphash.MakeSeed(), most: MaxAccounts}
+	t := &table{
+		seed: maphash.MakeSeed(), most: MaxAccounts, share: MaxAccounts / tenantPart, forgotten: func(*cell) {}, tenants: map[string]int64{},
+	}
 	for i := range t.shards {
 		t.shards[i].cells = map[Key]*cell{}
 	}
@@ -59,26 +78,83 @@ func (t *table) find(k *Key) *cell {
 	return c
 }
 
-// obtain returns the charge's cell, not one that is found to be gone. nil: there is no room.
-func (t *table) obtain(ch *Charge, at instant, gone *cell) *cell {
+// obtain returns the charge's cell, not one that is found to be gone. An error says why there is no room.
+func (t *table) obtain(ch *Charge, at instant, gone *cell) (*cell, error) {
 	if c := t.find(&ch.Key); c != nil && c != gone {
-		return c
+		return c, nil
 	}
 	s := t.shard(&ch.Key)
 	s.Lock()
 	defer s.Unlock()
 	c := s.cells[ch.Key]
-	switch {
-	case c != nil && c != gone:
-		return c
-	case c == nil && t.count.Add(1) > t.most:
-		t.count.Add(-1)
-		return nil
+	if c != nil && c != gone {
+		return c, nil
+	}
+	if c == nil {
+		if err := t.enter(s, ch.Key.Tenant, at); err != nil {
+			return nil, err
+		}
 	}
 	c = &cell{seq: t.seq.Add(1), account: newAccount(ch.Key, ch.Terms, at), planned: never, queue: quiet}
 	c.entry = entry{cell: c, place: -1}
 	s.cells[ch.Key] = c
-	return c
+	return c, nil
+}
+
+// enter counts an account more of a tenant, and makes room for it in s, which is locked. The tenant's own idle ones go first.
+func (t *table) enter(s *shard, tenant string, at instant) error {
+	t.mu.Lock()
+	has := t.tenants[tenant]
+	t.mu.Unlock()
+	if tenant != "" && has >= t.share/4*crowded {
+		t.evict(s, tenant, at)
+	}
+	if t.count.Load() >= t.most/4*crowded {
+		t.evict(s, "", at)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case tenant != "" && t.tenants[tenant] >= t.share:
+		return errTenantFull
+	case t.count.Add(1) > t.most:
+		t.count.Add(-1)
+		return errFull
+	}
+	t.tenants[tenant]++
+	return nil
+}
+
+// evict forgets an account of s that is idle, and of which nothing is to be told; of a tenant, if one is named.
+func (t *table) evict(s *shard, tenant string, at instant) {
+	left := looks
+	for k, c := range s.cells {
+		if left--; left < 0 {
+			return
+		}
+		if tenant != "" && k.Tenant != tenant || !c.mu.TryLock() {
+			continue
+		}
+		if goes := !c.gone && c.quiet() && c.forgettable() && at.mono >= c.used+idleAfter; goes {
+			c.gone = true
+			t.forgotten(c)
+			c.mu.Unlock()
+			t.remove(s, c)
+			return
+		}
+		c.mu.Unlock()
+	}
+}
+
+// remove takes c out of s, which is locked.
+func (t *table) remove(s *shard, c *cell) {
+	delete(s.cells, c.key)
+	t.count.Add(-1)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.tenants[c.key.Tenant]--; t.tenants[c.key.Tenant] == 0 {
+		delete(t.tenants, c.key.Tenant)
+	}
 }
 
 // drop takes a cell out that is gone.
@@ -86,8 +162,7 @@ func (t *table) drop(c *cell) {
 	s := t.shard(&c.key)
 	s.Lock()
 	if s.cells[c.key] == c {
-		delete(s.cells, c.key)
-		t.count.Add(-1)
+		t.remove(s, c)
 	}
 	s.Unlock()
 }

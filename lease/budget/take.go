@@ -66,9 +66,9 @@ func (m *Manager) Take(ctx context.Context, cs []Charge, out []Taken) error {
 		}
 	}
 	for tries := 0; ; tries++ {
-		if !m.lock(&r, at) {
+		if refused := m.lock(&r, at); refused != nil {
 			m.abandon(&r, at)
-			return m.count(&Refused{Kind: Unavailable, RetryAfter: retryUnavailable, Err: errFull})
+			return m.count(refused)
 		}
 		q, refused := m.try(&r, at, tries)
 		if q == nil && refused == nil {
@@ -92,6 +92,14 @@ func (m *Manager) Take(ctx context.Context, cs []Charge, out []Taken) error {
 
 func (c *Charge) clampable() bool { return c.Least > 0 && c.Least < c.Cost }
 
+// least is what will do.
+func (c *Charge) least() int64 {
+	if c.clampable() {
+		return c.Least
+	}
+	return amount(c.Cost)
+}
+
 // cost is what charge i is to be granted now.
 func (r *request) cost(i int) int64 {
 	if r.cs[i].clampable() {
@@ -109,11 +117,20 @@ func (r *request) stop() {
 // locate finds the cells and their order.
 func (m *Manager) locate(r *request, at instant) *Refused {
 	for i := range r.cs {
-		c := m.table.obtain(&r.cs[i], at, nil)
-		if c == nil {
-			return &Refused{Index: i, Kind: Unavailable, RetryAfter: retryUnavailable, Err: errFull}
+		ch := &r.cs[i]
+		if r.cells[i] = m.table.find(&ch.Key); r.cells[i] == nil && ch.least() > amount(ch.Terms.Amount) {
+			// It needs no account, and nobody's accounts are made for it.
+			a := newAccount(ch.Key, ch.Terms, at)
+			return a.refusal(i, Exhausted, nil, at)
 		}
-		r.cells[i] = c
+	}
+	for i := range r.cs {
+		if r.cells[i] == nil {
+			var err error
+			if r.cells[i], err = m.table.obtain(&r.cs[i], at, nil); err != nil {
+				return m.full(i, &r.cs[i].Key, at, err)
+			}
+		}
 		r.insert(i)
 	}
 	return nil
@@ -128,8 +145,8 @@ func (r *request) insert(i int) {
 	r.order[j] = uint8(i)
 }
 
-// lock locks all cells. false: there is no room for one that was forgotten meanwhile.
-func (m *Manager) lock(r *request, at instant) bool {
+// lock locks all cells, unless there is no room for one that was forgotten meanwhile.
+func (m *Manager) lock(r *request, at instant) *Refused {
 	for {
 		var gone *cell
 		r.eachCell(func(c *cell) {
@@ -139,13 +156,14 @@ func (m *Manager) lock(r *request, at instant) bool {
 			}
 		})
 		if gone == nil {
-			return true
+			return nil
 		}
 		r.eachCell(func(c *cell) { c.mu.Unlock() })
 		for i := range r.cs {
 			if r.cells[i] == gone {
-				if r.cells[i] = m.table.obtain(&r.cs[i], at, gone); r.cells[i] == nil {
-					return false
+				var err error
+				if r.cells[i], err = m.table.obtain(&r.cs[i], at, gone); err != nil {
+					return m.full(i, &r.cs[i].Key, at, err)
 				}
 			}
 		}
@@ -215,10 +233,7 @@ func (m *Manager) try(r *request, at instant, tries int) (*ask, *Refused) {
 
 // join has the request wait at charge i.
 func (m *Manager) join(r *request, i int, cost int64, at instant) (*ask, *Refused) {
-	q := &ask{cost: cost, least: cost, done: make(chan struct{})}
-	if r.cs[i].clampable() {
-		q.least = r.cs[i].Least
-	}
+	q := &ask{cost: cost, least: r.cs[i].least(), done: make(chan struct{})}
 	r.at = i
 	r.cells[i].join(at, q, m.outlook())
 	if q.refused != 0 {
@@ -380,10 +395,7 @@ func (m *Manager) Peek(cs []Charge, out []Taken) error {
 func (a *account) peek(at instant, ch *Charge, o outlook, t *Taken) (Kind, error) {
 	a.fill(t)
 	t.Granted = min(amount(ch.Cost), t.Left)
-	least := amount(ch.Cost)
-	if ch.clampable() {
-		least = ch.Least
-	}
+	least := ch.least()
 	if least <= max(a.avail(), 0) {
 		return 0, nil
 	}
