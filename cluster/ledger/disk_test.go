@@ -700,6 +700,55 @@ func TestRestoreKeepsTheClustersIDAndEpoch(t *testing.T) {
 	})
 }
 
+// TestEveryNodeSeesARestore, and takes nothing else for one.
+func TestEveryNodeSeesARestore(t *testing.T) {
+	var mu sync.Mutex
+	shown, back := map[raft.ServerID]*Facts{}, map[raft.ServerID]int{}
+	inBubble(t, func(c *Config) {
+		id := c.ServerID
+		c.Changed = func(f *Facts) {
+			mu.Lock()
+			defer mu.Unlock()
+			if f.PutBack(shown[id]) {
+				back[id]++
+			}
+			shown[id] = f
+		}
+		c.TrailingLogs, c.SnapshotThreshold = 2, 4
+	}, func(t *testing.T, c *testCluster) {
+		nodes := c.bootstrap(3)
+		c.found()
+		var backup bytes.Buffer
+		must(t, c.leader().ledger.Backup(t.Context(), &backup, false))
+		away := c.follower()
+		c.kill(away)
+		for i := range 20 {
+			c.propose(c.leader(), set(fmt.Sprintf("t%d", i%9), "v"))
+		}
+		for _, n := range nodes {
+			if n != away {
+				must(t, n.ledger.raft.Snapshot().Error())
+			}
+		}
+		c.start(away) // gets a snapshot
+		c.settled()
+		if n := len(back); n != 0 {
+			t.Errorf("put back without a restore: %v", back)
+		}
+		_, err := c.leader().ledger.Restore(t.Context(), &backup, true)
+		must(t, err)
+		c.propose(c.leader(), set("x", "goes on"))
+		c.settled()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, n := range nodes {
+			if back[n.id] != 1 {
+				t.Errorf("%s was put back %d times", n.id, back[n.id])
+			}
+		}
+	})
+}
+
 func TestRecoverOneOfThree(t *testing.T) {
 	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
 	c := newTestCluster(t, func(config *Config) { config.Servers = nil })

@@ -32,6 +32,16 @@ type Facts struct {
 	Hash [32]byte
 }
 
+// PutBack says whether a backup was restored since before, which this replica showed earlier: then what
+// the cluster was told meanwhile may be forgotten, and who knows it should say it again. nil: nothing was shown. A replica that was
+// away for a thousand views says so, too.
+func (f *Facts) PutBack(before *Facts) bool {
+	if before == nil {
+		return false
+	}
+	return f.Index < before.Index || f.View != nil && before.View != nil && f.View.Epoch >= before.View.Epoch+epochSkip
+}
+
 // Revision of the policy in force; 0: none yet.
 func (f *Facts) Revision() uint64 {
 	if f.Policy == nil {

@@ -35,9 +35,14 @@ func (n *Node) notify() {
 }
 
 // factsChanged is called in the ledger's goroutine: kill switches and rungs bind here and now,
-// the rest is follow's.
+// the rest is follow's. A ledger that was put back to a backup is told of budgets again.
 func (n *Node) factsChanged(f *ledger.Facts) {
 	n.setSwitches(f)
+	if f.PutBack(n.shown) && n.money != nil {
+		n.log.Warn("the ledger was restored from a backup: it is told again what this node has spent of budgets and holds")
+		n.money.budgets.Retell()
+	}
+	n.shown = f
 	n.notify()
 }
 

@@ -82,6 +82,7 @@ type Node struct {
 	seedSource string
 	alone      alone
 	changed    chan struct{} // what follow goes by may have changed
+	shown      *ledger.Facts // what factsChanged was told last
 
 	switching sync.Mutex
 	switched  *ledger.Facts // whose kill switches and rungs are set; nil: none came yet
