@@ -65,7 +65,7 @@ func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.IntVar(&c.BudgetStatus, "budget-status", c.BudgetStatus, "what an exhausted budget answers: 429 or, for clients that try every 429 again, 402 (default 429)")
 	fs.Var((*span)(&c.UsageRetention), "usage-retention", "how long the usage log is kept, such as 90d (default 400d)")
 	fs.Int64Var(&c.UsageMaxBytes, "usage-max-bytes", c.UsageMaxBytes, "size of the usage log beyond which the oldest of it goes (default 10 GiB)")
-	fs.BoolVar(&c.UsageSync, "usage-sync", c.UsageSync, "let no request go on before its reservation is on the disk, so that a power cut loses none")
+	fs.BoolVar(&c.UsageSync, "usage-sync", c.UsageSync, "let no request go on before its reservation is on the disk, so that a power cut takes none out of the usage log")
 	fs.DurationVar((*time.Duration)(&c.DrainTimeout), "drain-timeout", time.Duration(c.DrainTimeout), "how long requests in flight may go on after a stop")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }

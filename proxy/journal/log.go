@@ -70,7 +70,8 @@ type Config struct {
 	BootID    string
 	FS        FS            // nil: the machine's
 	SyncEvery time.Duration // how long the disk may be behind; DefaultSyncEvery
-	// SyncEach lets Reserve wait for the disk; those that wait together share one sync.
+	// SyncEach lets Reserve and Settle wait for the disk; those that wait together share one sync. A process
+	// whose machine went down is Damaged all the same.
 	SyncEach  bool
 	Segment   int64            // bytes; DefaultSegment
 	Retention time.Duration    // segments that are older go; DefaultRetention
