@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -76,12 +77,16 @@ func usd(u admin.USD) string {
 	return "$" + u.String()
 }
 
-// usedPercent of a budget; nothing where there is nothing to be a part of.
+// usedPercent of a budget, cut off: 100.0% is all of it. Nothing where there is nothing to be a part of.
 func usedPercent(b admin.Budget) string {
 	if b.Amount <= 0 {
 		return ""
 	}
-	return strconv.FormatFloat(b.Percent, 'f', 1, 64) + "%"
+	used := math.Trunc(10*b.Percent) / 10
+	if b.Spent < b.Amount { // which a float may not tell from it
+		used = min(used, 99.9)
+	}
+	return strconv.FormatFloat(used, 'f', 1, 64) + "%"
 }
 
 // holderName is a node, or the process that is none of the view's.
@@ -95,6 +100,7 @@ func holderName(h admin.BudgetHolder) string {
 // correction is one call of credit or charge.
 type correction struct {
 	global  bool
+	fresh   bool // also of a subject that was never charged
 	subject []string
 	at      string
 	reason  string
@@ -113,6 +119,7 @@ func correctionCommand(verb, short string, sign admin.USD) *cobra.Command {
 	q.node = adminFlags(c)
 	c.Flags().BoolVar(&q.global, "global", false, "a budget that all tenants share; no tenant is named then")
 	c.Flags().StringArrayVar(&q.subject, "subject", nil, "whom the budget is for, as budgets show lists it: a key, a user, a model; once for each part of a combination, in that order")
+	c.Flags().BoolVar(&q.fresh, "new-subject", false, "also where nothing was charged to the subject in that period, which is refused else: it is mostly a slip")
 	c.Flags().StringVar(&q.at, "at", "", "a month, day or moment in the period that is meant, in the budget's time zone (default: now)")
 	c.Flags().StringVar(&q.reason, "reason", "", "why, for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -141,6 +148,9 @@ func (q *correction) send(c *cobra.Command, verb string, sign admin.USD, tenant,
 		return usageError{errors.New("--reason: say why; it stands in the audit log")}
 	}
 	body := map[string]any{"budget": budget, "amount_usd": sign * amount, "subject": strings.Join(q.subject, subjectParts), "reason": q.reason}
+	if q.fresh {
+		body["new_subject"] = true
+	}
 	if q.at != "" {
 		if _, err := admin.ParseWhen(q.at, time.UTC, time.Now()); err != nil {
 			return usageError{fmt.Errorf("--at: %w", err)}

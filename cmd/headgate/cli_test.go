@@ -680,7 +680,16 @@ func TestLooking(t *testing.T) {
 	}
 	n.awaitLeft(100-spent, 100)
 	contains(t, n.ok("limits", "show", "dev"), "LIMIT", "org-tokens", "tokens", fmt.Sprint(100-spent), "looked-at")
-	if r := n.cli("limits", "show", "nobody"); r.code != 1 || !strings.Contains(r.stderr, "no such tenant") {
+	for args, says := range map[string]string{
+		"limits show nobody": `there is no tenant "nobody"; there are "dev" (headgate policy show)`, "budgets show deb": `there is no tenant "deb"; did you mean "dev"?`,
+		"budgets credit dev ever 1 --reason x": `tenant "dev" has no budget "ever", nor any other; headgate budgets show dev lists them`,
+		"explain --tenant deb --model m":       `there is no tenant "deb"; did you mean "dev"?`, "explain --tenant dev --key k --model m": `there is no key "k" of tenant "dev"; headgate keys list`,
+	} {
+		if r := n.cli(strings.Fields(args)...); r.code != 1 || !strings.Contains(r.stderr, says) {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	if r := n.cli("explain", "--tenant", "dev"); r.code != 2 || !strings.Contains(r.stderr, "--model") {
 		t.Errorf("%+v", r)
 	}
 

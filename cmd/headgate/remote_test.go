@@ -143,7 +143,7 @@ func (f *fakeCluster) config() admin.Config {
 				return nil, admin.Errorf(admin.NotFound, "there is no such tenant")
 			}
 			return []admin.Budget{
-				{Tenant: "acme", Budget: "org-month", Scope: "org", Mode: "strict", Period: "month", End: fakeTime, Amount: 250e9, Spent: 200e9, Outstanding: 1, Left: 50e9 - 1, Percent: 80, Holders: []admin.BudgetHolder{{Node: "gw-1", Incarnation: "ab", Outstanding: 1}}},
+				{Tenant: "acme", Budget: "org-month", Scope: "org", Mode: "strict", Period: "month", End: fakeTime, Amount: 250e9, Spent: 249_999_999_999, Outstanding: 1, Percent: 100, Holders: []admin.BudgetHolder{{Node: "gw-1", Incarnation: "ab", Outstanding: 1}}},
 				{Tenant: "acme", Budget: "key-day", Scope: "key+model", Subject: "k\x1fm", Mode: "normal", Period: "day", Amount: 0, Spent: 5e8, Left: -5e8, Stale: true, Holders: []admin.BudgetHolder{{Incarnation: "cd", Outstanding: 2e9}}},
 			}, nil
 		},
@@ -286,15 +286,15 @@ func TestCommandsAsk(t *testing.T) {
 		{"tokens list", nil, []string{"ROLE", "operate"}},
 		{"tokens revoke ops", "ops", []string{"token ops is revoked"}},
 		{"budgets show acme", nil, []string{
-			"BUDGET     SCOPE      SUBJECT  MODE    SPENT    OF       USED   OUTSTANDING   LEFT           PERIOD      ENDS                  HELD BY\n",
-			"org-month  org                 strict  $200.00  $250.00  80.0%  $0.000000001  $49.999999999  month       2026-06-01T12:00:00Z  gw-1 $0.000000001\n",
-			"key-day    key+model  k / m    normal  $0.50    $0.00           $0.00         -$0.50         day (over)                        gone cd $2.00\n",
+			"BUDGET     SCOPE      SUBJECT  MODE    SPENT           OF       USED   OUTSTANDING   LEFT    PERIOD      ENDS                  HELD BY\n",
+			"org-month  org                 strict  $249.999999999  $250.00  99.9%  $0.000000001  $0.00   month       2026-06-01T12:00:00Z  gw-1 $0.000000001\n",
+			"key-day    key+model  k / m    normal  $0.50           $0.00           $0.00         -$0.50  day (over)                        gone cd $2.00\n",
 		}},
 		{"budgets show", nil, []string{"TENANT  BUDGET", "acme    org-month"}},
 		{"budgets credit acme org-month 12.50 --reason outage", admin.BudgetAdjustment{Tenant: "acme", Budget: "org-month", Amount: -125e8, Reason: "outage"}, []string{"credit of $12.50: $187.50 of org-month are spent now, $62.50 are left\n"}},
 		{
-			"budgets charge acme key-day 0.000000001 --subject k --subject m --at 2027-01 --reason twice",
-			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: "2027-01", Amount: 1, Reason: "twice"},
+			"budgets charge acme key-day 0.000000001 --subject k --subject m --at 2027-01 --reason twice --new-subject",
+			admin.BudgetAdjustment{Tenant: "acme", Budget: "key-day", Subject: "k\x1fm", At: "2027-01", Amount: 1, Reason: "twice", NewSubject: true},
 			[]string{"charge of $0.000000001"},
 		},
 		{"budgets charge --global fleet 5 --reason x", admin.BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "x"}, []string{"of fleet"}},

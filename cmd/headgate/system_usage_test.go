@@ -228,7 +228,7 @@ notify: {webhook: %q, token_env: HOOK_TOKEN}
 		t.Errorf("%+v", after)
 	}
 	n.await("the next request to pass", func() bool { code, _, _ := n.chat(cliKey); return code == http.StatusOK })
-	if r := n.cli("budgets", "credit", "dev", "never", "1", "--reason", "x"); r.code != 1 || !strings.Contains(r.stderr, "no such budget") {
+	if r := n.cli("budgets", "credit", "dev", "never", "1", "--reason", "x"); r.code != 1 || !strings.Contains(r.stderr, `has no budget "never"; did you mean "ever"?`) {
 		t.Errorf("%+v", r)
 	}
 	if e := decoded[[]admin.AuditEntry](n, "audit", "--actor", "root"); !slices.ContainsFunc(e, func(e admin.AuditEntry) bool {
@@ -242,5 +242,36 @@ notify: {webhook: %q, token_env: HOOK_TOKEN}
 	contains(t, n.ok("explain", "--tenant", "dev", "--model", "m", "--input", "1", "--output", "1"), "BUDGET", "ever")
 	if rows := decoded[admin.UsageRows](n, "usage", "top"); rows.Total.Requests < 2 || rows.Total.Cost == 0 || len(rows.Missing) != 0 {
 		t.Errorf("%+v", rows)
+	}
+}
+
+// TestCorrectionOfNobody is refused, unless it is meant.
+func TestCorrectionOfNobody(t *testing.T) {
+	t.Parallel()
+	policy := fmt.Sprintf(`version: 1
+backends: [{name: b, url: %q}]
+models: [{name: m, backends: [b], context: 4096, price_per_million: {input: "1.00", output: "2.00"}}]
+plans: [{name: p, budgets: [{name: key-day, scope: key, amount: "5.00", period: day}]}]
+tenants: [{name: dev, plan: p}]
+`, startFake(t))
+	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", policy))
+	credit := func(more ...string) result {
+		return n.cli(append([]string{"budgets", "credit", "dev", "key-day", "1", "--reason", "x"}, more...)...)
+	}
+	if r := credit("--subject", "alize"); r.code != 1 || !strings.Contains(r.stderr, `nothing was charged to "alize" of budget "key-day" in that period, nor to anybody else; --new-subject`) {
+		t.Errorf("%+v", r)
+	}
+	contains(t, n.ok("budgets", "charge", "dev", "key-day", "1", "--reason", "x", "--subject", "alice", "--new-subject"), "$1.00 of key-day are spent now")
+	if r := credit("--subject", "alize"); r.code != 1 || !strings.Contains(r.stderr, `did you mean "alice"?`) {
+		t.Errorf("%+v", r)
+	}
+	if r := credit("--subject", "bob"); r.code != 1 || !strings.Contains(r.stderr, `there are "alice"`) {
+		t.Errorf("%+v", r)
+	}
+	if r := credit("--subject", "alice"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if list := decoded[[]admin.Budget](n, "budgets", "show", "dev"); len(list) != 1 || list[0].Subject != "alice" || list[0].Spent != 0 {
+		t.Errorf("%+v", list)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -66,7 +67,7 @@ func (n *Node) budgetRules(tenant string) ([]budgetRule, error) {
 	if tenant != "" {
 		c, ok := s.index.Tenant(tenant)
 		if !ok {
-			return nil, admin.Errorf(admin.NotFound, "there is no such tenant; GET /admin/v1/tenants lists them")
+			return nil, noTenant(s.index.Policy, tenant)
 		}
 		return rulesOf(&c), nil
 	}
@@ -247,7 +248,11 @@ func (n *Node) adjustBudget(ctx context.Context, by admin.Actor, a admin.BudgetA
 	}
 	start, end := rule.at(at)
 	key := accountKey(rule, a.Subject, start, end)
-	_, seen := n.cluster.Ledger().Budget(key)
+	if _, seen := n.cluster.Ledger().Budget(key); !seen && a.Subject != "" && !a.NewSubject {
+		return admin.Adjusted{}, uncharged(rule, key, n.cluster.Ledger().Budgets(func(a *ledger.BudgetAccount) bool {
+			return a.Key.Tenant == key.Tenant && a.Key.Limit == key.Limit && a.Key.Start == key.Start && a.Key.End == key.End
+		}, ledger.MaxBudgets))
+	}
 	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
 	defer cancel()
 	if err := n.budgetError(n.cluster.Ledger().AdjustBudget(ctx, by.Name, key, int64(a.Amount), a.Reason)); err != nil {
@@ -262,10 +267,45 @@ func (n *Node) adjustBudget(ctx context.Context, by admin.Actor, a admin.BudgetA
 	if most := admin.USD(rule.amount); a.Amount/10 > most || a.Amount/10 < -most {
 		out.Warnings = append(out.Warnings, "this is more than ten times the amount of the budget; was it meant? The opposite correction undoes it")
 	}
-	if !seen && a.Subject != "" {
-		out.Warnings = append(out.Warnings, fmt.Sprintf("nothing had been charged to %q in this period before; is it the right one?", strings.ReplaceAll(a.Subject, "\x1f", " / ")))
-	}
 	return out, nil
+}
+
+// maxNamed bounds the names that stand in an error.
+const maxNamed = 8
+
+// uncharged refuses to correct an account that is not there: it would be of nobody, where the subject is
+// written wrongly. accounts are those of the same budget and period.
+func uncharged(rule *budgetRule, key ledger.BudgetKey, accounts []ledger.BudgetAccount) error {
+	subjects := make([]string, 0, len(accounts))
+	for i := range accounts {
+		subjects = append(subjects, accounts[i].Key.Subject)
+	}
+	return admin.Errorf(admin.NotFound, "nothing was charged to %s of budget %q in that period%s; --new-subject corrects it nevertheless",
+		wordSubject(key.Subject), rule.name, others(key.Subject, subjects, "nor to anybody else", wordSubject))
+}
+
+// wordSubject is a subject for people.
+func wordSubject(s string) string { return strconv.Quote(strings.ReplaceAll(s, "\x1f", " / ")) }
+
+// others is the end of an error about a name that is none of names: the one that was meant, or else which
+// there are; none where there is no other.
+func others(name string, names []string, none string, word func(string) string) string {
+	if len(names) == 0 {
+		return ", " + none
+	}
+	slices.Sort(names)
+	if meant := ledger.Nearest(name, names); meant != "" {
+		return "; did you mean " + word(meant) + "?"
+	}
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], ", …"
+	}
+	words := make([]string, 0, len(names))
+	for _, n := range names {
+		words = append(words, word(n))
+	}
+	return "; there are " + strings.Join(words, ", ") + more
 }
 
 // when is the moment that a correction means, in the budget's zone.
@@ -306,7 +346,7 @@ func pickBudget(rules []budgetRule, a *admin.BudgetAdjustment) (*budgetRule, err
 		found = r
 	}
 	if found == nil {
-		return nil, admin.Errorf(admin.NotFound, "there is no such budget; GET /admin/v1/budgets lists them")
+		return nil, noBudget(rules, a)
 	}
 	var parts []string
 	if a.Subject != "" {
@@ -320,6 +360,33 @@ func pickBudget(rules []budgetRule, a *admin.BudgetAdjustment) (*budgetRule, err
 		return nil, admin.Errorf(admin.Invalid, "subject: budget %q is for %s", a.Budget, want)
 	}
 	return found, nil
+}
+
+// noTenant is the error about a tenant that the policy does not have.
+func noTenant(p *ledger.Policy, name string) error {
+	names := make([]string, 0, len(p.Tenants))
+	for i := range p.Tenants {
+		names = append(names, p.Tenants[i].Name)
+	}
+	return admin.Errorf(admin.NotFound, "there is no tenant %q%s (headgate policy show)", name, others(name, names, "nor any other", strconv.Quote))
+}
+
+// noBudget is the error about a budget that rules do not have.
+func noBudget(rules []budgetRule, a *admin.BudgetAdjustment) error {
+	var names []string
+	for i := range rules {
+		if a.Tenant == "" && rules[i].tenant != "" {
+			continue
+		}
+		if !slices.Contains(names, rules[i].name) {
+			names = append(names, rules[i].name)
+		}
+	}
+	of, show := fmt.Sprintf("tenant %q has no budget %q", a.Tenant, a.Budget), " "+a.Tenant
+	if a.Tenant == "" {
+		of, show = fmt.Sprintf("all tenants share no budget %q", a.Budget), ""
+	}
+	return admin.Errorf(admin.NotFound, "%s%s; headgate budgets show%s lists them", of, others(a.Budget, names, "nor any other", strconv.Quote), show)
 }
 
 // releaseBudget gives back what a process held that does not come back.

@@ -227,7 +227,7 @@ func TestAdminAPI(t *testing.T) {
 		"keys":               {"GET", "/admin/v1/keys", bearer, "", 200, `"id": "dev"`},
 		"policy":             {"GET", "/admin/v1/policy", bearer, "", 200, policy},
 		"limits":             {"GET", "/admin/v1/limits/dev", bearer, "", 200, "[]"},
-		"no tenant":          {"GET", "/admin/v1/limits/none", bearer, "", 404, "no such tenant"},
+		"no tenant":          {"GET", "/admin/v1/limits/none", bearer, "", 404, `there is no tenant \"none\"`},
 		"dry run":            {"PUT", "/admin/v1/policy?dry_run=true", bearer, strings.Replace(policy, "1000/min", "2000/min", 1), 200, "rate: 1000/min -\\u003e 2000/min"},
 		"wrong policy":       {"PUT", "/admin/v1/policy", bearer, strings.Replace(policy, "1000/min", "1000", 1), 400, "line 4: plans[p].limits[org-tokens].rate"},
 		"not YAML":           {"PUT", "/admin/v1/policy", bearer, "{", 400, "line 1"},

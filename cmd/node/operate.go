@@ -196,7 +196,7 @@ func (n *Node) Levels(ctx context.Context, tenant string) ([]admin.Level, error)
 	}
 	c, ok := s.index.Tenant(tenant)
 	if !ok {
-		return nil, admin.Errorf(admin.NotFound, "there is no such tenant; GET /admin/v1/tenants lists them")
+		return nil, noTenant(s.index.Policy, tenant)
 	}
 	limits := make(map[string]ledger.ResolvedLimit, len(c.Limits))
 	for _, l := range c.Limits {
@@ -270,12 +270,20 @@ func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error)
 	if s.index == nil {
 		return nil, admin.Errorf(admin.Conflict, "no policy is in force on this node yet")
 	}
+	if _, ok := s.index.Tenant(q.Tenant); !ok && q.Tenant != "" {
+		return nil, noTenant(s.index.Policy, q.Tenant)
+	}
 	k := n.anyKey(s.index, q.Tenant, q.Key)
 	switch {
+	case k == nil && q.Key == "" && q.Tenant == "":
+		return nil, admin.Errorf(admin.NotFound, "there is no key; headgate keys create --tenant NAME makes one")
 	case k == nil && q.Key == "":
 		return nil, admin.Errorf(admin.NotFound, "tenant %q has no key; headgate keys create --tenant %s makes one", q.Tenant, q.Tenant)
 	case k == nil:
-		return nil, admin.Errorf(admin.NotFound, "no key %q of tenant %q", q.Key, q.Tenant)
+		return nil, admin.Errorf(admin.NotFound, "there is no key %q of tenant %q; headgate keys list shows them", q.Key, q.Tenant)
+	}
+	if q.Model == "" {
+		return nil, admin.Errorf(admin.Invalid, "model: say which one is asked for (--model); headgate status lists them")
 	}
 	c, ok := n.proxy.Snapshot().Lookup(k.Hash)
 	if !ok {

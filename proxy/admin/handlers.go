@@ -233,7 +233,7 @@ func readPolicyChange(w http.ResponseWriter, r *http.Request) (p PolicyChange, e
 func readRollback(w http.ResponseWriter, r *http.Request) (b Rollback, err error) {
 	err = decode(w, r, &b)
 	if err == nil && b.Revision == 0 {
-		err = errors.New("revision: name the one to go back to; GET /admin/v1/policy/revisions lists them")
+		err = errors.New("revision: name the one to go back to; headgate policy revisions lists them")
 	}
 	return b, err
 }

@@ -95,6 +95,8 @@ type BudgetAdjustment struct {
 	At      string // picks the period, as ParseWhen reads it in the budget's zone; "": that of now
 	Amount  USD    // a charge; negative: a credit; never 0
 	Reason  string // for the audit log; never ""
+
+	NewSubject bool // also where nothing was charged to the subject in that period
 }
 
 // BudgetRelease gives up on a node that does not come back: what it held of all budgets is

@@ -36,12 +36,14 @@ func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, e
 		At      string `json:"at"`
 		Amount  USD    `json:"amount_usd"`
 		Reason  string `json:"reason"`
+
+		NewSubject bool `json:"new_subject"`
 	}
 	err := decode(w, r, &ask)
 	switch {
 	case err != nil:
 	case ask.Budget == "":
-		err = errors.New("budget: name the one to correct; GET /admin/v1/budgets/{tenant} lists them")
+		err = errors.New("budget: name the one to correct; headgate budgets show lists them")
 	case len(ask.Budget) > maxName || len(ask.Subject) > MaxSubject:
 		err = fmt.Errorf("budget has at most %d bytes and subject %d", maxName, MaxSubject)
 	case len(ask.At) > maxName:
@@ -51,7 +53,7 @@ func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, e
 	default:
 		err = validReason(ask.Reason)
 	}
-	a.Budget, a.Subject, a.At, a.Amount, a.Reason = ask.Budget, ask.Subject, ask.At, ask.Amount, ask.Reason
+	a.Budget, a.Subject, a.At, a.Amount, a.Reason, a.NewSubject = ask.Budget, ask.Subject, ask.At, ask.Amount, ask.Reason, ask.NewSubject
 	return a, err
 }
 
@@ -79,7 +81,7 @@ func readRelease(w http.ResponseWriter, r *http.Request) (b BudgetRelease, err e
 func ParseIncarnation(s string) (uint64, error) {
 	n, err := strconv.ParseUint(s, 16, 64)
 	if err != nil || n == 0 {
-		return 0, fmt.Errorf("incarnation: %q is not one; GET /admin/v1/holders lists them", s)
+		return 0, fmt.Errorf("incarnation: %q is not one; headgate budgets holders lists them", s)
 	}
 	return n, nil
 }
