@@ -2,6 +2,7 @@ package budget
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -252,5 +253,46 @@ func TestWhatIsSetAsideLeavesTheBudget(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestManyCrowdsBuyAll: nodes, clients, costs and budgets beside it by chance.
+func TestManyCrowdsBuyAll(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		nodes, clients, beside := rng.IntN(5)+1, rng.IntN(60)+1, rng.IntN(4)
+		cost := usd * int64(rng.IntN(100)+1) / 1000
+		least := max(cost/int64(rng.IntN(300)+2), usd/5000)
+		all := rng.IntN(3) == 0
+		t.Run(fmt.Sprintf("%d: %d nodes, %d clients, %d budgets more", seed, nodes, clients, beside), func(t *testing.T) {
+			inBubble(t, nodes, func(t *testing.T, b *bed) {
+				o := crowd{clients, func(i int) []Charge {
+					cs := []Charge{charge("b", usd, cost)}
+					cs[0].Least = least
+					for k := range beside {
+						c := charge(fmt.Sprint("x", k), usd*int64(k+2), cost/2+1)
+						switch k {
+						case 0, 2:
+							c.Cost, c.Least = cost, least
+						case 1:
+							c.Key.Subject = fmt.Sprint(i)
+						}
+						cs = append(cs, c)
+					}
+					return cs
+				}, func(rng *rand.Rand, granted int64) int64 {
+					if all {
+						return granted
+					}
+					return rng.Int64N(granted) + 1
+				}, 400 * time.Second}.run(t, b)
+				if o.spent > usd || o.spent < usd*99/100-least || o.spentOut != clients {
+					t.Errorf("%d of %d spent, %d of %d clients were told; a request costs %d, %d at the least", o.spent, usd, o.spentOut, clients, cost, least)
+				}
+				if len(o.waits) > 0 && o.waits[len(o.waits)-1] > 600*time.Millisecond { // it may wait at several budgets
+					t.Errorf("%d refusals, after up to %v", o.refusals, o.waits[len(o.waits)-1])
+				}
+			})
+		})
 	}
 }
