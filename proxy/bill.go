@@ -149,6 +149,15 @@ type tab struct {
 	// be held to one. It is written into the request.
 	cap     int64
 	clamped bool // for want of money
+	seen    seen // of an answer that was not reported whole
+}
+
+// seen bounds what an answer has taken, by what passed of it: usage as tokens, cost as nano-dollars. Without ok it has no
+// bound but what was reserved.
+type seen struct {
+	ok    bool
+	usage openai.Usage
+	cost  int64
 }
 
 // names of the budgets charged.
@@ -164,7 +173,7 @@ func (b *Bill) names() []string {
 // budget cannot bound.
 func (x *exchange) invoice() *Error {
 	t := &x.tab
-	t.bill.Charges, t.strict, t.cap, t.clamped = t.bill.Charges[:0], false, 0, false
+	t.bill.Charges, t.strict, t.cap, t.clamped, t.seen = t.bill.Charges[:0], false, 0, false, seen{}
 	if len(x.caller.Budgets) == 0 || x.model.Free || x.p.cfg.Money == nil || !x.route.metered {
 		return nil
 	}
@@ -282,8 +291,8 @@ func (x *exchange) clamp() {
 }
 
 // cost is what the request is charged in money when it ends in o. Under a strict budget
-// only what the backend reported of a whole answer counts for less than was reserved, and
-// that it failed: nobody knows what else it has generated.
+// only what the backend reported of a whole answer counts for less than was reserved, that
+// it failed, and the bound of what passed of a stream: nobody knows what else it has generated.
 func (x *exchange) cost(o outcome) int64 {
 	t, a := &x.tab, &x.answer
 	if !t.strict {
@@ -292,6 +301,8 @@ func (x *exchange) cost(o outcome) int64 {
 	switch {
 	case o == outcomeAnswered && a.whole:
 		return a.nanoUSD
+	case o == outcomeAnswered && t.seen.ok:
+		return min(t.seen.cost, t.bill.Reserved)
 	case o == outcomeAnswered || o == outcomeUnknown || o == outcomeLost:
 		return t.bill.Reserved // an estimate of the input may be above its bound
 	}
@@ -308,7 +319,10 @@ func (x *exchange) settleBill(o outcome) {
 	t.open = false
 	b := &t.bill
 	b.Usage = openai.Usage{Input: a.inTokens, Output: a.outTokens}
-	if o == outcomeAnswered {
+	switch {
+	case t.strict && (o == outcomeAnswered && !a.whole || o == outcomeUnknown || o == outcomeLost):
+		b.Usage = x.charged()
+	case o == outcomeAnswered:
 		b.Usage = a.usage
 	}
 	b.Cost, b.Cancelled = a.nanoUSD, o == outcomeRefused
@@ -321,6 +335,19 @@ func (x *exchange) settleBill(o outcome) {
 	}
 	x.p.cfg.Money.Settle(b)
 	x.p.met.levels(x)
+}
+
+// charged is the usage that costs what a strict budget is charged for an answer of which the backend did not report all.
+func (x *exchange) charged() openai.Usage {
+	if t := &x.tab; t.seen.ok && t.seen.cost <= t.bill.Reserved {
+		return t.seen.usage
+	}
+	b := x.bounds()
+	u := openai.Usage{Input: b.in}
+	if x.tab.cap > 0 {
+		u.Output = times(x.tab.cap, b.sequences) + b.echo
+	}
+	return u
 }
 
 // billOutcome is outcome at the time of the settlement, which may be before the end.

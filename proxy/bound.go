@@ -142,6 +142,30 @@ func (x *exchange) learnTemplate(u openai.Usage) {
 	}
 }
 
+// unseenTokens is what a backend makes of each answer, at most, that nobody sees: after its client left or its connection broke,
+// until it notices, and without text, as the ends and the marks around thoughts are.
+const unseenTokens = 64
+
+// seen bounds what the stream's answer has taken: the input as reported or bounded, a token a byte of all that passed, or
+// what was reported on the way and a token a byte of what passed since, and what nobody saw. It holds for servers that send
+// what they generate as it comes. Where the request lets it not all be sent, where the rest may lie unread since
+// the client was slow, and where a report is beyond belief, there is no bound.
+func (x *exchange) seen(s *openai.Stream) seen {
+	in, u, b := &x.in, s.Usage(), x.bounds()
+	switch {
+	case in.Bounds.Hidden != "" || in.Background || x.answer.behind && !s.Complete() || x.route.kind == openai.Audio || !x.route.generate:
+		return seen{}
+	case u.Known && (u.Input > x.maxTokens() || u.Output > x.maxTokens()):
+		return seen{}
+	}
+	out := s.Most(b.sequences) + times(unseenTokens+in.Bounds.Held, b.sequences) + b.echo
+	if u.Known && u.Input > 0 {
+		u.Output, u.Known = out, false
+		return seen{true, u, x.model.Cost(u, int64(in.Images), 0)}
+	}
+	return seen{true, openai.Usage{Input: b.in, Output: out}, x.model.UpperBound(b.in, out, int64(in.Images), 0)}
+}
+
 // cost is the price of the request with answers of so many tokens.
 func (b *bounds) cost(x *exchange, tokens int64) int64 {
 	var out int64

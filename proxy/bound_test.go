@@ -1,7 +1,9 @@
 package proxy_test
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -38,6 +40,9 @@ type glutton struct {
 	served  int64 // nano-dollars
 	calls   int
 	cap     int64 // of the last request
+	shows   int64 // tokens of a stream before it breaks off; -1: it does not
+	unseen  int64 // tokens of each answer that nobody sees then
+	near    bool  // the last one broke off, and had nothing hidden
 }
 
 type document = map[string]any
@@ -81,7 +86,52 @@ func (g *glutton) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		out = g.cap
 	}
+	if g.near = false; d["stream"] == true && g.shows >= 0 && out > 0 {
+		sequences, echoed := n*prompts, int64(0)
+		if strings.HasSuffix(r.URL.Path, "messages") || r.URL.Path == "/v1/responses" {
+			sequences = 1
+		}
+		if d["echo"] == true {
+			echoed = in * n
+		}
+		hides := d["tools"] != nil || d["logit_bias"] != nil || d["use_beam_search"] == true || d["ignore_eos"] == true || number(d["best_of"]) > max(number(d["n"]), 1)
+		g.breakOff(w, r.URL.Path, in, out-echoed, echoed, images, sequences, hides)
+		return
+	}
 	g.answer(w, r.URL.Path, d["stream"] == true, in, out, images)
+}
+
+// breakOff shows some of out tokens, has made more, and goes away.
+func (g *glutton) breakOff(w http.ResponseWriter, path string, in, out, echoed, images, sequences int64, hides bool) {
+	shown := min(g.shows, out)
+	made := min(shown+g.unseen*sequences, out)
+	if g.near = !hides; hides {
+		made = out
+	}
+	g.calls++
+	g.served += g.rates.cost(openai.Usage{Input: in, Output: made + echoed}, images, 0)
+	if path == "/v1/messages" { // may report dearer input than is plain, which the bound knows
+		g.served += in * (max(g.rates.input, g.rates.cached, g.rates.write, g.rates.write1h) - g.rates.input)
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Break-Off", "1")
+	for i := range shown {
+		text := [...]string{`x`, ``, `\"`, `é`, `\n`}[i%5] // special tokens have no text
+		switch path {
+		case "/v1/messages":
+			fmt.Fprintf(w, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"%s\"}}\n\n", text)
+		case "/v1/responses":
+			fmt.Fprintf(w, "data: {\"type\":\"response.output_text.delta\",\"delta\":\"%s\"}\n\n", text)
+		case "/v1/completions":
+			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":%d,\"text\":\"%s\"}]}\n\n", i%sequences, text)
+		default:
+			field := [...]string{"content", "reasoning_content", "refusal", "of_another_name"}[i/7%4]
+			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":%d,\"delta\":{\"%s\":\"%s\"}}]}\n\n", i%sequences, field, text)
+			if i == 20 && sequences == 1 && g.rates.cached <= g.rates.input {
+				fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":21}}\n\n", in)
+			}
+		}
+	}
 }
 
 // most is what an answer without a cap takes.
@@ -400,6 +450,9 @@ func request(t *rapid.T, path string) document {
 		maybe("max_completion_tokens", cap)
 		maybe("n", few)
 		maybe("best_of", few)
+		if rapid.IntRange(0, 3).Draw(t, "bias") == 0 {
+			d["logit_bias"] = document{"1": json.Number("100")}
+		}
 		maybe("chat_template_kwargs", func() any { return document{"x": tree(t, 3)} })
 		maybe("logprobs", func() any { return true })
 		if rapid.IntRange(0, 9).Draw(t, "template") == 0 {
@@ -467,12 +520,14 @@ func TestStrictIsNeverPassed(t *testing.T) {
 		change: func(c *proxy.Caller) { c.Budgets = []proxy.Budget{b} },
 	})
 	statuses := map[int]int{}
+	broke, near := 0, 0
 	lefts := rapid.SampledFrom([]int64{0, 1e4, 1e5, 1e6, 3e6, 1e7, 2e7, 3e7, 5e7, 1e8, 3e8, 1e9, 1e10, 1e12})
 	check := func(t *rapid.T) {
 		price := rapid.Int64Range(0, 2000)
 		g.rates = &rates{price.Draw(t, "input"), price.Draw(t, "cached"), price.Draw(t, "write"), price.Draw(t, "write1h"), price.Draw(t, "output"), price.Draw(t, "image")}
 		g.context = rapid.SampledFrom([]int64{0, 512, 8192, 131_072}).Draw(t, "context")
 		m.Context = g.context
+		g.shows, g.unseen = rapid.Int64Range(-40, 200).Draw(t, "shows"), rapid.Int64Range(0, 64).Draw(t, "unseen")
 		served, before := g.served, w.till.spent("all")
 		// What is left is anything between nothing and more than is needed.
 		w.caller.Budgets[0].Amount = before + lefts.Draw(t, "left")
@@ -481,14 +536,25 @@ func TestStrictIsNeverPassed(t *testing.T) {
 		calls := g.calls
 		a := w.handle(call{path: path, body: body})
 		statuses[a.status]++
-		if a.status != 200 {
+		if a.status != 200 && (a.status != 502 || g.calls == calls) { // a stream that breaks off before its first event is a 502
 			if g.calls != calls || a.status != 429 && a.status != 400 {
 				t.Fatalf("%d: %s", a.status, a.body)
 			}
 			return
 		}
 		bill := w.till.bill(w.t)
-		if cost := g.served - served; !bill.Usage.Known && bill.Cost != bill.Reserved || bill.Usage.Known && bill.Cost != cost || cost > bill.Reserved {
+		if cost := g.served - served; bill.Cost < cost {
+			t.Fatalf("the backend took %d, charged %d, reserved %d\n%s\n%s", cost, bill.Cost, bill.Reserved, body, a.body)
+		}
+		if g.near {
+			broke++
+			if bill.Cost < bill.Reserved {
+				near++
+			}
+			if bill.Usage.Known || bill.Cost < bill.Reserved && g.rates.upperBound(bill.Usage.Input, bill.Usage.Output, 0, 0) < bill.Cost-g.rates.image*int64(bill.Images) {
+				t.Fatalf("charged %d for %+v", bill.Cost, bill.Usage)
+			}
+		} else if cost := g.served - served; !bill.Usage.Known && bill.Cost != bill.Reserved || bill.Usage.Known && bill.Cost != cost || cost > bill.Reserved {
 			t.Fatalf("the backend took %d, charged %d, reserved %d, cap %d\n%s", cost, bill.Cost, bill.Reserved, g.cap, body)
 		}
 		if c := bill.Charges[0]; bill.Cost > c.Granted || c.Spent > c.Budget.Amount {
@@ -503,6 +569,82 @@ func TestStrictIsNeverPassed(t *testing.T) {
 	}
 	if clamped := w.metric("headgate_budget_decisions_total", "outcome", "clamped"); statuses[200] < 100 || statuses[429] < 20 || clamped < 5 {
 		t.Errorf("%v, %v clamped: nothing was shown", statuses, clamped)
+	}
+	if broke < 20 || near < 10 {
+		t.Errorf("%d streams broke off, %d cost less than was reserved: nothing was shown", broke, near)
+	}
+}
+
+// TestAStreamThatItsClientLeft costs, under a strict budget, what was seen of it and what the backend may have made before
+// it noticed: never less than that, and near it. What its usage line says is what it costs.
+func TestAStreamThatItsClientLeft(t *testing.T) {
+	const shown, more = 91, 64
+	gone, next := make(chan struct{}), make(chan struct{}, 1)
+	m := model("m", "vllm")
+	m.Context = 32768
+	handler := func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				return
+			}
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range shown {
+				select {
+				case <-next:
+				case <-r.Context().Done():
+				}
+				fmt.Fprint(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" four\"}}]}\n\n")
+				w.(http.Flusher).Flush()
+			}
+			<-r.Context().Done()
+			gone <- struct{}{}
+		})
+	}
+	for _, c := range []struct {
+		name, extra string
+		whole       bool
+	}{
+		{"shown", ``, false},
+		{"a stop", `,"stop":["END"]`, false},
+		{"tools", `,"tools":[{"type":"function","function":{"name":"f"}}]`, true},
+		{"no reasoning", `,"include_reasoning":false`, true},
+		{"reasoning", `,"include_reasoning":true`, false},
+		{"beams", `,"use_beam_search":true,"n":2`, true},
+		{"best of", `,"best_of":2`, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, setup{models: []*proxy.Model{m}, around: handler, change: budgeted(strict(budget("all", dollar)))})
+			ctx, leave := context.WithCancel(patience(t))
+			defer leave()
+			next <- struct{}{}
+			resp, err := w.client.Do(w.request(ctx, call{body: `{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true` + c.extra + `}`}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			lines := bufio.NewScanner(resp.Body)
+			for n := 0; n < shown && lines.Scan(); {
+				if strings.HasPrefix(lines.Text(), "data: ") {
+					if n++; n < shown {
+						next <- struct{}{}
+					}
+				}
+			}
+			leave()
+			<-gone
+			w.settled()
+			b := w.till.bill(t)
+			served := int64(5*priceInput + (shown+more)*priceOutput)
+			if b.Outcome != "client_gone" || b.Cost < served || b.Usage.Known {
+				t.Errorf("%s: charged %d for %d", b.Outcome, b.Cost, served)
+			}
+			if c.whole != (b.Cost == b.Reserved) || !c.whole && b.Cost > 5*served {
+				t.Errorf("charged %d of %d for %d", b.Cost, b.Reserved, served)
+			}
+			if got := b.Usage.Input*priceInput + b.Usage.Output*priceOutput; got != b.Cost {
+				t.Errorf("%+v cost %d, and %d is charged", b.Usage, got, b.Cost)
+			}
+		})
 	}
 }
 

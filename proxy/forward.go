@@ -16,9 +16,12 @@ import (
 )
 
 const (
-	readSize        = 8 << 10      // what is read from a backend at once
-	maxAudioSeconds = 24 * 60 * 60 // reported beyond that is not believed
-	holdBody        = 32 << 10     // answers up to this are read whole, so that their settled levels stand in their headers
+	readSize        = 8 << 10                // what is read from a backend at once
+	maxAudioSeconds = 24 * 60 * 60           // reported beyond that is not believed
+	backlogBytes    = 2 << 10                // read at once, so much says that the backend is ahead of the client
+	backlogReads    = 4                      // so many reads ago, since a buffer on the way may end between two
+	backlogWait     = 100 * time.Millisecond // so long a write does
+	holdBody        = 32 << 10               // answers up to this are read whole, so that their settled levels stand in their headers
 )
 
 // answer is what is known of the answer so far.
@@ -31,6 +34,7 @@ type answer struct {
 	firstAt  time.Duration // from the request's start
 	failure  *openai.Failure
 	clientGo bool // the client went away
+	behind   bool // more of a stream may have been sent than was read of it
 
 	inTokens, outTokens, nanoUSD int64 // as settled
 }
@@ -238,11 +242,21 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 	}
 	buf := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buf)
+	ahead := 0 // reads until the backend is not ahead of the client any more
 	for {
 		n, err := src.Read(buf[:])
+		if ahead--; n >= backlogBytes {
+			ahead = backlogReads
+		}
+		x.answer.behind = ahead > 0
 		if n > 0 {
 			x.first()
-			if s.Feed(buf[:n], emit) != nil || dst.Flush() != nil {
+			began := time.Now()
+			gone := s.Feed(buf[:n], emit) != nil || dst.Flush() != nil
+			if time.Since(began) > backlogWait {
+				ahead, x.answer.behind = backlogReads, true
+			}
+			if gone {
 				return x.clientGone(s)
 			}
 		}
@@ -274,6 +288,7 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	case "upstream_error":
 		e.Message = "the backend broke off in the middle of the answer"
 	case "deadline_exceeded":
+		x.answer.behind = true // nobody knows what it is about
 		e.Message = "the backend fell silent in the middle of the answer for longer than the request's timeout"
 	}
 	x.gotErr = e // the bill says how it ended
@@ -317,6 +332,9 @@ func (x *exchange) settleStream(s *openai.Stream) {
 		u.Output, u.Known = x.counted(s), false
 	} else {
 		x.p.est.learnText(x.model, s.Text(), u.Output)
+	}
+	if x.tab.strict && !(u.Known && s.Complete()) {
+		x.tab.seen = x.seen(s)
 	}
 	x.settleUsage(u, s.Complete())
 	x.own(s.ResponseID())

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -41,7 +42,25 @@ func (i inside) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	rec := httptest.NewRecorder()
 	i.h.ServeHTTP(rec, r)
-	return rec.Result(), nil
+	resp := rec.Result()
+	if resp.Header.Get("X-Break-Off") != "" {
+		resp.Body = io.NopCloser(&breaking{frames: strings.SplitAfter(rec.Body.String(), "\n\n")})
+	}
+	return resp, nil
+}
+
+// breaking gives an event a read, and then breaks off.
+type breaking struct{ frames []string }
+
+func (b *breaking) Read(p []byte) (int, error) {
+	if len(b.frames) == 0 {
+		return 0, errors.New("connection reset by peer")
+	}
+	n := copy(p, b.frames[0])
+	if b.frames[0] = b.frames[0][n:]; b.frames[0] == "" {
+		b.frames = b.frames[1:]
+	}
+	return n, nil
 }
 
 // bubbled is newWorld without sockets, for use in a synctest bubble.

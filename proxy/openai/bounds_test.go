@@ -129,7 +129,7 @@ func TestBounds(t *testing.T) {
 		{`{"messages":[{"role":"user"},{"content":[{"text":"é"}]}]}`, Chat, Bounds{Messages: 2, Text: 58}},
 		{`{"messages":[{"content":[{"type":"image_url","image_url":{"url":"AAAA"}}]}]}`, Chat, Bounds{Messages: 1, Text: 76 - 14}},
 		// {"a":[1]} is 9 bytes, rendered 4 times as long; four elements are indented, two by two levels and two by three.
-		{`{"tools":{"a":[1]}}`, Chat, Bounds{Tools: true, Text: 19 + 3*9 + 2*(2+8) + 2*(2+12)}},
+		{`{"tools":{"a":[1]}}`, Chat, Bounds{Tools: true, Hidden: "tools", Text: 19 + 3*9 + 2*(2+8) + 2*(2+12)}},
 		{`{"query":"abc","documents":["x","y","z"]}`, Pooling, Bounds{Text: 41 + 2*5}},
 	} {
 		if got := metered(t, c.kind, c.body).Bounds; got != c.want {

@@ -95,6 +95,7 @@ func (m *meter) top(name []byte, v int) int {
 		return m.fail(v, m.field, "differs from a known field in case only; write the name in lower case")
 	}
 	m.reaches(name, v)
+	m.hides(name, v)
 	at := m.placeOf(name)
 	if c := m.body[v]; at >= inPrompt && at <= inEmbeds && c != '[' {
 		if ids := false; c == '"' || c == '{' {
@@ -196,6 +197,29 @@ func (m *meter) reaches(name []byte, v int) {
 	}
 }
 
+// hides notes the fields by which a server generates more than it sends: thoughts and beams that it keeps, special
+// tokens, which are no text, in any number, and calls of tools, of which parsers swallow what they do not understand.
+// best_of is finish's.
+func (m *meter) hides(name []byte, v int) {
+	b, c := &m.req.Bounds, m.body[v]
+	hidden := false
+	switch string(name) {
+	case "stop", "stop_sequences": // held back by characters
+		if c != 'n' {
+			b.Held = max(b.Held, runeMost*int64(skipValue(m.body, v)-v))
+		}
+	case "include_reasoning", "stream_reasoning", "detokenize":
+		hidden = c != 'n' && c != 't'
+	case "use_beam_search", "ignore_eos":
+		hidden = c != 'n' && c != 'f'
+	case "logit_bias", "allowed_token_ids", "logits_processors", "custom_logit_processor", "vllm_xargs", "reasoning", "tools", "functions":
+		hidden = c != 'n'
+	}
+	if hidden {
+		b.Hidden = string(name)
+	}
+}
+
 // thinking reads Anthropic's: what is thought must fit into the answer.
 func (m *meter) thinking(v int) int {
 	end := m.value(v, inSkip)
@@ -203,6 +227,9 @@ func (m *meter) thinking(v int) int {
 		return end
 	}
 	for o := (object{b: m.body[v:end]}); o.next(); {
+		if string(o.name) == "display" {
+			m.req.Bounds.Hidden = "thinking"
+		}
 		if string(o.name) != "budget_tokens" {
 			continue
 		}

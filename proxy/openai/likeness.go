@@ -11,6 +11,7 @@ import "bytes"
 type likeness struct {
 	field     []byte // what stands before the text, such as "content":"
 	pre, post []byte // all that stands before and behind the text; nil: none seen yet
+	beside    int64  // tokens that they carry at most
 }
 
 // maxLikeness bounds what is remembered of a chunk, before and behind its text, in bytes.
@@ -25,21 +26,24 @@ func (l *likeness) match(data []byte) (n carried, ok bool) {
 	if bytes.IndexByte(text, '"') >= 0 || bytes.IndexByte(text, '\\') >= 0 {
 		return carried{}, false
 	}
-	return ofBytes(len(text)), true
+	n = ofBytes(len(text))
+	n.most += l.beside
+	return n, true
 }
 
 // remember takes data for a pattern: a chunk of which the parser has learnt nothing but
 // that it carries tokens.
-func (l *likeness) remember(data []byte, tokens int64) {
+func (l *likeness) remember(data []byte, carries carried) {
 	at := bytes.Index(data, l.field)
 	if at < 0 || bytes.LastIndex(data, l.field) != at {
 		return
 	}
 	start := at + len(l.field)
 	length := bytes.IndexAny(data[start:], `"\`)
-	if length < 0 || data[start+length] == '\\' || ofBytes(length).tokens != tokens || start > maxLikeness || len(data)-start-length > maxLikeness {
+	if length < 0 || data[start+length] == '\\' || ofBytes(length).tokens != carries.tokens || start > maxLikeness || len(data)-start-length > maxLikeness {
 		return
 	}
 	l.pre = append(l.pre[:0], data[:start]...)
 	l.post = append(l.post[:0], data[start+length:]...)
+	l.beside = max(carries.most-int64(length), 0)
 }

@@ -58,7 +58,7 @@ func TestLikenessIsUsed(t *testing.T) {
 	chunk := func(text string) []byte {
 		return []byte(`{"choices":[{"index":0,"delta":{"content":"` + text + `"}}]}`)
 	}
-	l.remember(chunk("hello"), 1)
+	l.remember(chunk("hello"), carried{tokens: 1, most: 5})
 	if n, ok := l.match(chunk(strings.Repeat("x", deltaBytes+1))); !ok || n.tokens != 2 || n.bytes != deltaBytes+1 {
 		t.Errorf("match: %v %v", n, ok)
 	}

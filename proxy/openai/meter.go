@@ -19,6 +19,7 @@ const (
 	maxLabel     = 64   // a role, type or id up to this long is not counted as text
 	indentWidth  = 4    // bytes by which a level of a structure is indented, at most
 	renderedMost = 4    // tokens that a byte of a structure becomes at most: 1e15 is printed in full
+	runeMost     = 4    // bytes of a character at most
 	embedBytes   = 1024 // base64 bytes of prompt_embeds that make a token, for a narrow model
 )
 
@@ -329,6 +330,9 @@ func (m *meter) finish() {
 		r.InputBytes += m.queryBytes * (m.prompts - 1)
 	}
 	r.Sequences = max(m.n, m.bestOf, 1)
+	if m.bestOf > max(m.n, 1) {
+		r.Bounds.Hidden = "best_of"
+	}
 	if m.kind == Completion {
 		r.Sequences *= r.Inputs
 	}

@@ -8,6 +8,7 @@ type top struct {
 	typ, object, id, usage, err []byte
 	choices, delta              []byte
 	response, message, code     []byte
+	block                       []byte // content_block of Anthropic's
 }
 
 // slot gives the place of the member called name, nil for those of no interest.
@@ -33,6 +34,8 @@ func (t *top) slot(name []byte) *[]byte {
 		return &t.message
 	case "code":
 		return &t.code
+	case "content_block":
+		return &t.block
 	}
 	return nil
 }
@@ -111,24 +114,27 @@ func (f *Failure) member(name, value []byte) {
 // normally; one that carries a lot at once is surely more.
 const deltaBytes = 64
 
-// carried is what a chunk carries of an answer: tokens, at least, and bytes of text.
-type carried struct{ tokens, bytes int64 }
+// carried is what a chunk carries of an answer: tokens, at least and at most, and bytes of text.
+type carried struct{ tokens, bytes, most int64 }
 
 func (c *carried) add(d carried) {
 	c.tokens += d.tokens
 	c.bytes += d.bytes
+	c.most += d.most
 }
 
 // ofText is what a JSON string carries.
 func ofText(raw []byte) carried { return ofBytes(len(raw) - 2) }
 
 func ofBytes(n int) carried {
-	return carried{tokens: (int64(n) + deltaBytes - 1) / deltaBytes, bytes: int64(n)}
+	return carried{tokens: (int64(n) + deltaBytes - 1) / deltaBytes, bytes: int64(n), most: int64(n)}
 }
 
-// ofChoices is what the choices of a chunk carry.
+// ofChoices is what the choices of a chunk carry. One without text is a token at most all the same: that of a special
+// one is empty.
 func ofChoices(choices []byte) (n carried) {
 	for a := (array{b: choices}); a.next(); {
+		n.most++
 		for c := (object{b: a.value}); c.next(); {
 			switch string(c.name) {
 			case "delta":
@@ -137,11 +143,42 @@ func ofChoices(choices []byte) (n carried) {
 				if isString(c.value) {
 					n.add(ofText(c.value))
 				}
+			case "message": // of servers that make no deltas
+				n.most += leaves(c.value, 0)
 			}
 		}
 	}
 	return n
 }
+
+// leaves bounds the tokens of all text in a value, whatever it stands for: a byte of a string at least makes one. Of what
+// stands around it, names and types are the server's.
+func leaves(v []byte, depth int) (n int64) {
+	switch {
+	case depth > maxLeaves:
+		return int64(len(v))
+	case v[0] == '{':
+		for o := (object{b: v}); o.next(); {
+			switch string(o.name) {
+			case "role", "type", "id", "index", "stop_reason", "stop_sequence":
+			default:
+				n += leaves(o.value, depth+1)
+			}
+		}
+	case v[0] == '[':
+		for a := (array{b: v}); a.next(); {
+			n += leaves(a.value, depth+1)
+		}
+	case isString(v):
+		return int64(len(v) - 2)
+	case !isNull(v):
+		return int64(len(v))
+	}
+	return n
+}
+
+// maxLeaves is how deep leaves looks; what lies deeper counts whole.
+const maxLeaves = 16
 
 // ofDelta is what one delta carries: text of whatever sort, or calls of tools.
 func ofDelta(delta []byte) (n carried) {
@@ -151,6 +188,8 @@ func ofDelta(delta []byte) (n carried) {
 			"text", "thinking", "partial_json": // Anthropic
 			if isString(d.value) {
 				n.add(ofText(d.value))
+			} else {
+				n.most += leaves(d.value, 0)
 			}
 		case "tool_calls":
 			for a := (array{b: d.value}); a.next(); {
@@ -160,6 +199,9 @@ func ofDelta(delta []byte) (n carried) {
 			if d.value[0] == '{' {
 				n.add(ofCall(d.value))
 			}
+		case "role", "type", "stop_reason", "stop_sequence":
+		default:
+			n.most += leaves(d.value, 0)
 		}
 	}
 	return n
@@ -168,7 +210,7 @@ func ofDelta(delta []byte) (n carried) {
 // ofCall is what a call of a tool carries, a token at least, beside its name.
 func ofCall(call []byte) carried {
 	n := ofArguments(call)
-	n.tokens = max(1, n.tokens)
+	n.tokens, n.most = max(1, n.tokens), leaves(call, 0)
 	return n
 }
 

@@ -21,7 +21,9 @@ type Stream struct {
 
 	like      likeness
 	generated carried
-	started   bool // message_start reported, message_delta has not
+	reported  int64 // the output last reported,
+	since     int64 // and the most that has passed since; as generated.most before
+	started   bool  // message_start reported, message_delta has not
 	done      bool
 }
 
@@ -90,6 +92,15 @@ func (s *Stream) Generated() int64 { return s.generated.tokens }
 // tokens into a chunk when they are busy; who knows how many bytes a token of this model
 // has, can do better than Generated.
 func (s *Stream) Text() int64 { return s.generated.bytes }
+
+// Most bounds the tokens generated, of so many sequences, as far as they were seen passing: a byte of text at least makes a
+// token. Of one sequence what was reported on the way counts, and what has passed since; of several, servers report one.
+func (s *Stream) Most(sequences int64) int64 {
+	if sequences == 1 {
+		return s.reported + s.since
+	}
+	return s.generated.most
+}
 
 // Counted says whether the output in Usage is counted, as Generated is, and not reported:
 // so it is in the middle of Anthropic's streams.
@@ -208,10 +219,11 @@ func (s *Stream) pass(p []byte, end bool, emit func(f Frame) error) error {
 	} else {
 		_, _ = s.long.Write(p)
 	}
+	s.passed(carried{most: int64(len(p) + len(held))})
 	last := false
 	if end {
 		t := &s.long.top
-		s.out.learn(t)
+		s.learn(t)
 		last = s.ends(t)
 		s.long, s.first = nil, false
 	}
@@ -266,45 +278,72 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		return true, false
 	}
 	if n, ok := s.like.match(data); ok {
-		s.generated.add(n)
+		s.passed(n)
 		return false, false
 	}
-	before := s.generated
 	var t top
 	if len(data) == 0 || !t.parse(data) {
+		s.passed(carried{most: int64(len(data))})
 		return false, false // nothing, or nothing that we can read: not ours to judge
 	}
-	if t.choices != nil {
-		s.generated.add(ofChoices(t.choices))
-		hidden = s.hide && t.usage != nil && t.err == nil && isEmptyArray(t.choices)
-	}
-	if t.delta != nil {
-		switch {
-		case t.delta[0] == '{':
-			s.generated.add(ofDelta(t.delta))
-		case isString(t.delta) && bytes.HasSuffix(t.typ, []byte(`.delta"`)):
-			s.generated.add(ofText(t.delta))
-		}
-	}
+	n := t.carries()
+	s.passed(n)
+	hidden = s.hide && t.choices != nil && t.usage != nil && t.err == nil && isEmptyArray(t.choices)
 	if string(t.typ) == `"message_start"` {
 		var inner top
 		inner.parse(t.message)
 		s.started = inner.usage != nil
-		s.out.learn(&inner)
+		s.learn(&inner)
 	} else if t.usage != nil {
 		s.started = false
 	}
 	if t.response != nil {
 		var inner top
 		inner.parse(t.response)
-		s.out.learn(&inner)
+		s.learn(&inner)
 	}
-	s.out.learn(&t)
+	s.learn(&t)
 	last = s.ends(&t)
 	if !last && !hidden && t.usage == nil && t.err == nil && t.response == nil && t.message == nil {
-		s.like.remember(data, s.generated.tokens-before.tokens)
+		s.like.remember(data, n)
 	}
 	return last, hidden
+}
+
+// passed counts what has passed.
+func (s *Stream) passed(n carried) {
+	s.generated.add(n)
+	s.since += n.most
+}
+
+// learn takes what an event says. Only an output that has risen is surely said anew.
+func (s *Stream) learn(t *top) {
+	s.out.learn(t)
+	if v := s.out.report.v[figOutput]; v > s.reported {
+		s.reported, s.since = v, 0
+	}
+}
+
+// carries is what an event carries of an answer.
+func (t *top) carries() (n carried) {
+	if t.choices != nil {
+		n.add(ofChoices(t.choices))
+	}
+	switch {
+	case t.delta == nil:
+	case t.delta[0] == '{':
+		n.add(ofDelta(t.delta))
+		n.most++
+	case isString(t.delta) && bytes.HasSuffix(t.typ, []byte(`.delta"`)):
+		n.add(ofText(t.delta))
+		n.most++
+	default:
+		n.most += leaves(t.delta, 0)
+	}
+	if t.block != nil {
+		n.most += leaves(t.block, 0)
+	}
+	return n
 }
 
 // ends tells whether t is a terminal event and notes it.

@@ -59,6 +59,8 @@ type Bounds struct {
 	Echo      bool   // a completion begins with its prompt
 	Beyond    string // a field by which the prompt takes in what the body does not hold, "" where none does
 	Rounds    string // a field by which the server may run the model more than once, "" where none does
+	Hidden    string // a field by which what is generated may not all be sent, "" where none does; see hides
+	Held      int64  // what a server may hold back of each answer, in tokens, since a stop may begin there
 }
 
 // InputError says why a body was refused. Offset is the byte at which it went wrong,
