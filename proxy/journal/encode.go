@@ -8,12 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Encoder writes usage as CSV (RFC 4180; a cell of text that a spreadsheet would take for a
-// formula, because it begins with = + - @, a tab or a return, has a ' in front) or as JSON
+// formula, because it begins with = + - @, also full-width, a tab or a return, has a ' in front) or as JSON
 // lines, one object each, with the same names. Dollars are decimal and exact to the
 // nano-dollar (strings in JSON, so that no reader rounds them), times RFC 3339 in UTC with
 // nanoseconds, empty where not known. Bytes that are no UTF-8 become U+FFFD. It is for one
@@ -173,7 +174,8 @@ func appendCell(line []byte, v string) []byte {
 		return line
 	}
 	v = strings.ToValidUTF8(v, "\ufffd")
-	formula := strings.IndexByte("=+-@\t\r", v[0]) >= 0
+	first, _ := utf8.DecodeRuneInString(v)
+	formula := strings.ContainsRune("=+-@\t\r\uff1d\uff0b\uff0d\uff20", first)
 	if !strings.ContainsAny(v, "\",\r\n") && v[0] != ' ' {
 		if formula {
 			line = append(line, '\'')
