@@ -186,10 +186,10 @@ func (l *Ledger) BudgetNotified(ctx context.Context, key BudgetKey, percent int,
 }
 
 // Budgets gives the accounts that match selects (nil: all), most at most, in no order that
-// means anything, as of now where they roll. It holds up what is applied for a few milliseconds where there
+// means anything, as of the cluster's time where they roll. It holds up what is applied for a few milliseconds where there
 // are MaxBudgets.
 func (l *Ledger) Budgets(match func(*BudgetAccount) bool, most int) []BudgetAccount {
-	now := time.Now().UnixNano()
+	now := nanoOrZero(l.Facts().Time)
 	var out []BudgetAccount
 	for _, a := range l.fsm.budgets() {
 		if len(out) >= most {
@@ -210,7 +210,7 @@ func (l *Ledger) Budget(key BudgetKey) (BudgetAccount, bool) {
 	if !ok {
 		return BudgetAccount{}, false
 	}
-	return *a.at(time.Now().UnixNano()), true
+	return *a.at(nanoOrZero(l.Facts().Time)), true
 }
 
 // UntoldBudgets are the accounts whose Crossed is above Notified, or Spiked after SpikeTold: by key,

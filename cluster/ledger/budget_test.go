@@ -1123,6 +1123,10 @@ func TestWhoIsGoneIsAwaited(t *testing.T) {
 	if got, err := b.drawBudget(d); err != nil || got.Spent != 0 || got.Free != 10 {
 		t.Errorf("hours later the last word gives %+v, %v, want nothing spent", got, err)
 	}
+	others(time.Second)
+	if _, ok := b.s.budgets.find(d.Key); !ok {
+		t.Error("the account is forgotten at once: a draw that the log holds once more would be granted")
+	}
 	others(4 * time.Hour)
 	if _, ok := b.s.budgets.find(d.Key); ok {
 		t.Error("the account is kept, though the last word was said")
@@ -1282,6 +1286,29 @@ func TestAWrongClockSpendsNothing(t *testing.T) {
 		}
 		if e := l.Audit(1, AuditFilter{Action: "budget.release"}); len(e) != 1 || e[0].Actor != "bob" {
 			t.Errorf("audited as %+v", e)
+		}
+	})
+}
+
+// TestRollingBudgetsAreShownByTheClustersTime, and not by the clock of the node that is asked.
+func TestRollingBudgetsAreShownByTheClustersTime(t *testing.T) {
+	inBubble(t, func(c *Config) { c.CheckEvery = time.Hour }, func(t *testing.T, c *testCluster) {
+		c.bootstrap(1)
+		l := c.leader().ledger
+		d := BudgetDraw{Key: endless("l"), Terms: BudgetTerms{Amount: 100, Revision: 1, Name: "l", Window: time.Minute, Slot: time.Second}, Holder: 1, N: 1, Spent: 60}
+		_, err := l.DrawBudget(t.Context(), d)
+		must(t, err)
+		spent := func() [2]int64 {
+			one, _ := l.Budget(d.Key)
+			return [2]int64{one.Spent, l.Budgets(nil, 1)[0].Spent}
+		}
+		time.Sleep(2 * time.Minute) // in the bubble; nothing is committed
+		if got := spent(); got != [2]int64{60, 60} {
+			t.Errorf("by a clock that went on alone %v are spent", got)
+		}
+		c.propose(c.leader(), set("x", "v"))
+		if got := spent(); got != [2]int64{} {
+			t.Errorf("two minutes later %v are spent", got)
 		}
 	})
 }
