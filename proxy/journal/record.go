@@ -61,9 +61,9 @@ type Usage struct {
 // Total is what an incarnation spent on an account, in nano-dollars.
 type Total struct {
 	Account
-	Settled      int64
-	Open         int64 // of requests that stood open at the end, in full
-	Lost         int64 // what Log.Lost has recorded
+	Settled int64
+	Open    int64 // of requests that stood open at the end, in full
+	Lost    int64 // what Log.Lost has recorded
 }
 
 // Past is an incarnation of a node whose spending the ledger may not know in full.
