@@ -303,13 +303,17 @@ func (s *State) forgetBudgets(now int64, most int, full func(*account) bool) (ch
 }
 
 // over says of an account that it may be forgotten: long after its period, or where there is no
-// room after it; or as nothing is spent and nobody may spend. Who has spent and is gone without a last word is waited
-// for as long, and where there is room: what it said is known by its total, which it will say again.
+// room after it; or as nothing is spent and nobody may spend, and none of its draws is so recent that the log might hold it
+// once more. Who has spent and is gone without a last word is waited for as long, and where there is room: what it said
+// is known by its total, which it will say again.
 func (a *account) over(now int64, full bool, member func(uint64) bool) bool {
 	if a.Key.End != 0 && now >= a.Key.End {
 		return now-a.Key.End >= keptEnded || full && a.Outstanding() == 0
 	}
-	return a.next(now).Spent == 0 && !slices.ContainsFunc(a.Holders, func(h BudgetHolder) bool {
+	if !full && now-a.nano() < minute || a.next(now).Spent != 0 {
+		return false
+	}
+	return !slices.ContainsFunc(a.Holders, func(h BudgetHolder) bool {
 		awaited := h.Spent > 0 && !full && now-nanoOrZero(h.Time) < keptEnded
 		return h.Outstanding > 0 || !h.Closed && (awaited || member(h.Holder))
 	})
