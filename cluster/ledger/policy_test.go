@@ -630,10 +630,15 @@ func TestNearest(t *testing.T) {
 		want string
 	}{
 		{"moth", periods, "month"}, {"Monthly", periods, "month"}, {"year", periods, ""}, {"", periods, ""}, {"team", scopeParts, ""}, {"hard", []string{"strict", "normal"}, ""},
-		{"emial", []string{"phone", "email"}, "email"}, {"acmee", []string{"acne-2", "acme"}, "acme"}, {"x", nil, ""},
+		{"emial", []string{"phone", "email"}, "email"}, {"acmee", []string{"acne-2", "acme"}, "acme"}, {"x", nil, ""}, {"por", []string{"free", "pro"}, "pro"},
 	} {
 		if got := Nearest(c.name, c.of); got != c.want {
 			t.Errorf("%q: %q, want %q", c.name, got, c.want)
+		}
+	}
+	for pair, want := range map[[2]string]int{{"", "abc"}: 3, {"abc", ""}: 3, {"kitten", "sitting"}: 3, {"ab", "ba"}: 1, {"abcd", "badc"}: 2, {"same", "same"}: 0} {
+		if got := editDistance(pair[0], pair[1]); got != want {
+			t.Errorf("%q: %d, want %d", pair, got, want)
 		}
 	}
 	for name, want := range map[string]string{"Berlin": "Europe/Berlin", "europe/berln": "Europe/Berlin", "Mars": "", "erlin": ""} {
