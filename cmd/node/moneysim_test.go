@@ -269,6 +269,16 @@ func (w *simWorld) start(n *simNode) {
 		w.fail("%s: %v", n.name, err)
 		return
 	}
+	p.m.terms = func(k ledger.BudgetKey) (t ledger.BudgetTerms) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, b := range w.policies[p.policy] {
+			if b.Bucket == k.Limit {
+				t = ledgerTerms(b.Terms.(*budget.Terms))
+			}
+		}
+		return t
+	}
 	p.till = w.broken.till(p.m)
 	p.running.Go(func() { p.m.budgets.Run(p.ctx) })
 	if w.broken == nil || !w.broken.forgetPast {
@@ -467,6 +477,9 @@ func (w *simWorld) request(p *simProc) {
 	q.cap = 16 + q.rng.Int64N(1000)
 	most := q.in + q.cap*q.out
 	estimate := q.in/2 + q.cap*q.out/4 + 1
+	if q.rng.IntN(40) == 0 {
+		estimate = 0
+	}
 	b := &q.bill
 	*b = proxy.Bill{RequestID: fmt.Sprintf("r-%d", w.requests), Tenant: "acme", Key: "k", Model: "m", Time: time.Now(), Reserved: estimate}
 	subject := fmt.Sprint("key-", q.rng.IntN(3))
@@ -535,11 +548,9 @@ func (q *simRequest) run() {
 func (q *simRequest) reserved(err error) bool {
 	w, p := q.w, q.p
 	if err != nil {
-		if broke, ok := errors.AsType[*proxy.Broke](err); ok {
-			_ = broke
-		}
 		w.note("request %s at %s: %v", q.bill.RequestID, p.node.name, err)
-		if p.disk.isDead() && p.disk.blown && len(q.bill.Charges) > 0 && q.charged(0) > 0 {
+		broke, ok := errors.AsType[*proxy.Broke](err)
+		if ok && broke.Index < 0 && p.disk.isDead() && p.disk.blown { // Index: it came as far as to the journal
 			for i := range q.bill.Charges { // it died in the middle of it
 				b := w.book(q.key(i))
 				b.committed += q.charged(i)
