@@ -41,7 +41,7 @@ func (c *config) validate() error {
 }
 
 // settle is how long purses are used before they are measured: some two seconds, which is what their blocks are for.
-func (c *config) settle() time.Duration { return 4 * c.each }
+func (c *config) settle() time.Duration { return 5 * c.each }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -58,7 +58,7 @@ func command(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("money", flag.ContinueOnError)
 	out := f.String("out", "", "folder for money.txt, and for data while it is measured")
 	f.IntVar(&c.rounds, "rounds", 5, "rounds, of which the median counts")
-	f.DurationVar(&c.each, "each", 400*time.Millisecond, "length of one measurement")
+	f.DurationVar(&c.each, "each", 300*time.Millisecond, "length of one measurement")
 	f.IntVar(&c.records, "records", 10_000_000, "records that are exported")
 	read := f.String(readFlag, "", "export the usage log in a folder, and say how that went: what this program asks of itself")
 	by := f.String("by", "", "with -"+readFlag+": the fields to group by")
