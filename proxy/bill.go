@@ -125,6 +125,7 @@ func (k BrokeKind) String() string { return [...]string{"exhausted", "in_flight"
 type Broke struct {
 	Index      int // of the charge; -1: none in particular
 	Kind       BrokeKind
+	Unwritten  bool          // Unavailable, since the usage log can't be written
 	RetryAfter time.Duration // 0: unknown
 	Err        error         // the cause, for the log; may be nil
 }
@@ -215,7 +216,7 @@ func (x *exchange) pay() error {
 		return nil
 	case money == nil && len(x.caller.Budgets) > 0 && !x.model.Free:
 		x.settle(outcomeRefused)
-		return errBroke(nil, &Broke{Index: -1, Kind: Unavailable}, 0, x.start)
+		return errBroke(&t.bill, nil, &Broke{Index: -1, Kind: Unavailable}, 0)
 	case money == nil:
 		return nil
 	}
@@ -241,7 +242,7 @@ func (x *exchange) pay() error {
 	c, b := t.refusal(err)
 	x.res.refusedModel = c != nil && c.Budget.Scope&ScopeModel != 0
 	x.p.met.broke(c, b.Kind)
-	return errBroke(c, b, x.p.cfg.BudgetStatus, t.bill.clock())
+	return errBroke(&t.bill, c, b, x.p.cfg.BudgetStatus)
 }
 
 // refusal is why no money could be reserved, and the charge at fault; nil if there is none
@@ -369,6 +370,7 @@ func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out i
 		return
 	}
 	x.chargeBudgets(x.model.UpperBound(in, min(out, 1), 0, 0), x.model.UpperBound(in, out, 0, 0))
+	t.bill.OutputTokens = out
 	t.bill.Tenant, t.bill.Key, t.bill.User, t.bill.Model = x.caller.Tenant, x.caller.KeyID, x.payer(), x.model.Name
 	err := money.Peek(ctx, &t.bill)
 	var at *BudgetCharge // the one that refuses
@@ -380,7 +382,7 @@ func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out i
 			name = at.Budget.Name
 		}
 		if e.Refused == "" {
-			e.Refused, e.Reason = name, errBroke(at, b, x.p.cfg.BudgetStatus, t.bill.clock()).Message
+			e.Refused, e.Reason = name, errBroke(&t.bill, at, b, x.p.cfg.BudgetStatus).Message
 		}
 	}
 	for i := range t.bill.Charges {

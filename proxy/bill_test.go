@@ -251,12 +251,14 @@ func TestFallbacksPayTheirOwnPrice(t *testing.T) {
 
 // TestBudgetsRefuse, each kind in its words, and give the limits back.
 func TestBudgetsRefuse(t *testing.T) {
-	month := budget("org-month", 1000)
+	month := budget("org-month", 10_000)
 	month.Period = func(now time.Time) (int64, int64) {
 		return now.Add(-time.Hour).UnixNano(), now.Add(36 * time.Hour).UnixNano()
 	}
-	rolling := budget("rolling", 1000)
+	rolling := budget("rolling", 10_000)
 	rolling.Window = 30 * 24 * time.Hour
+	small, debt := month, month
+	small.Name, small.Amount, debt.Amount = "small", 1000, 8000
 	for _, c := range []struct {
 		name         string
 		budget       proxy.Budget
@@ -267,34 +269,38 @@ func TestBudgetsRefuse(t *testing.T) {
 		after, retry string // headers
 		has          string
 	}{
-		{"period", month, 0, &proxy.Broke{}, 429, "insufficient_quota", "129600", "false", `budget "org-month" of $0.000001 (org)`},
+		{"period", month, 0, &proxy.Broke{}, 429, "insufficient_quota", "129600", "false", `budget "org-month" of $0.00001 (org) has $0.000001 left, and this request may cost $0.0000044, with an answer of 6 tokens: lower max_tokens`},
 		{"period, 402", month, 402, &proxy.Broke{}, 402, "insufficient_quota", "129600", "false", "it starts anew at "},
-		{"none", budget("all", 1000), 0, &proxy.Broke{}, 429, "insufficient_quota", "", "false", `budget "all"`},
-		{"none, 402", budget("all", 1000), 402, &proxy.Broke{}, 402, "insufficient_quota", "", "false", `budget "all"`},
+		{"none", budget("all", 10_000), 0, &proxy.Broke{}, 429, "insufficient_quota", "", "false", `budget "all"`},
+		{"none, 402", budget("all", 10_000), 402, &proxy.Broke{}, 402, "insufficient_quota", "", "false", `budget "all"`},
 		{"rolling", rolling, 0, &proxy.Broke{RetryAfter: 2 * time.Hour}, 429, "insufficient_quota", "3600", "false", "rolling"},
 		{"rolling, soon", rolling, 0, &proxy.Broke{RetryAfter: 90 * time.Second}, 429, "insufficient_quota", "90", "false", "rolling"},
 		{"in flight", month, 402, &proxy.Broke{Kind: proxy.InFlight}, 429, "insufficient_quota", "1", "", "held by requests in flight"},
 		{"unavailable", month, 402, &proxy.Broke{Kind: proxy.Unavailable}, 503, "billing_unavailable", "1", "", "another node"},
 		{"nobody's", month, 0, &proxy.Broke{Index: -1, Kind: proxy.Unavailable, Err: errors.New("disk full")}, 503, "billing_unavailable", "1", "", "another node"},
 		{"unforeseen", month, 0, errors.New("what?"), 503, "billing_unavailable", "1", "", "another node"},
+		{"never", small, 0, &proxy.Broke{RetryAfter: time.Hour}, 429, "insufficient_quota", "", "false", "with an answer of 6 tokens, more than all of budget \"small\" of $0.000001 (org), so that waiting does not help: lower max_tokens"},
+		{"never, strict", strict(small), 0, &proxy.Broke{}, 429, "insufficient_quota", "", "false", "costs at least $0.0000132, more than all of"},
+		{"in debt", debt, 0, &proxy.Broke{}, 429, "insufficient_quota", "129600", "false", "is used up: -$0.000001 is left"},
+		{"no log", month, 402, &proxy.Broke{Index: -1, Kind: proxy.Unavailable, Unwritten: true}, 503, "billing_unavailable", "1", "", "usage log"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			log := newBuffer()
-			money := newTill()
+			money := spent(9000)
 			money.refuse = c.err
 			w := newWorld(t, setup{money: money, broke: c.broke, log: log, limits: []proxy.Limit{limit(proxy.Requests, 10), limit(proxy.Concurrency, 1)}, change: budgeted(c.budget)})
 			a := w.do(call{path: "/v1/completions", body: exact}).refused(t, c.status, c.code)
 			if got := a.header.Get("Retry-After"); got != c.after || a.header.Get("X-Should-Retry") != c.retry {
 				t.Errorf("Retry-After %q, X-Should-Retry %q", got, a.header.Get("X-Should-Retry"))
 			}
-			if msg, _ := a.field("message").(string); !strings.Contains(msg, c.has) {
+			if msg, _ := a.field("message").(string); !strings.Contains(msg, c.has) || c.after == "" && strings.Contains(msg, "anew") {
 				t.Errorf("%s", msg)
 			}
 			w.settled()
 			if n := w.spent(w.caller.Limits[0]); n != 0 || len(money.bills) != 0 || w.fake.Stats().Requests != 0 {
 				t.Errorf("a refusal cost %d requests, %d bills", n, len(money.bills))
 			}
-			if r := log.records(t); len(r) != 1 || r[0]["outcome"] != "refused" || r[0]["code"] != c.code {
+			if r := log.records(t); len(r) != 1 || r[0]["outcome"] != "refused" || r[0]["code"] != c.code || !strings.Contains(r[0]["cause"].(string), c.has) {
 				t.Errorf("%v", r)
 			}
 			money.refuse = nil

@@ -168,40 +168,81 @@ func errLimit(l *Limit, d limiter.Decision, cost int64) *Error {
 	return e
 }
 
-// errBroke words the refusal by the budget of c, or by nobody in particular where that is nil.
+// errBroke words the refusal of bill by the budget of c, or by nobody in particular where that is nil.
 // status is that of a spent budget; 0: 429.
-func errBroke(c *BudgetCharge, b *Broke, status int, now time.Time) *Error {
+func errBroke(bill *Bill, c *BudgetCharge, b *Broke, status int) *Error {
 	var e *Error
-	switch b.Kind {
-	case Exhausted:
+	switch {
+	case b.Kind == Exhausted:
 		e = newError(cmp.Or(status, http.StatusTooManyRequests), "insufficient_quota", "the budget is used up")
 		e.hopeless = true
-	case InFlight:
+	case b.Kind == InFlight:
 		e = newError(http.StatusTooManyRequests, "insufficient_quota", "what is left of the budget is held by requests in flight; try again when they have ended")
 		e.RetryAfter = max(b.RetryAfter, time.Second)
+	case b.Unwritten:
+		e = newError(http.StatusServiceUnavailable, "billing_unavailable", "this node can't write its usage log, without which it charges no budget; try again, or another node").retry(halfSecond)
 	default:
-		e = newError(http.StatusServiceUnavailable, "billing_unavailable", "budgets can't be decided on this node now: the ledger is out of its reach, or its usage log can't be written; try again, or another node").retry(halfSecond)
+		e = newError(http.StatusServiceUnavailable, "billing_unavailable", "budgets can't be decided on this node now: what it holds of them is spent, and the ledger grants it no more, or is out of its reach; try again, or another node").retry(halfSecond)
 	}
-	e.err = b
-	if c == nil {
-		return e
-	}
-	e.Limit, e.Scope, e.Unit = c.Budget.Name, c.Budget.Scope.String(), USD.String()
-	name := fmt.Sprintf("budget %q of %s (%s)", c.Budget.Name, dollars(c.Budget.Amount), c.Budget.Scope)
-	switch b.Kind {
-	case Exhausted:
-		e.Message = fmt.Sprintf("%s is used up: %s is left, and this request may cost %s", name, dollars(c.Left), dollars(c.Least))
-		if c.Least > c.Budget.Amount {
-			e.Message = fmt.Sprintf("this request may cost %s, more than all of %s; shorten the input, or ask for a larger budget", dollars(c.Least), name)
+	if c != nil {
+		e.Limit, e.Scope, e.Unit = c.Budget.Name, c.Budget.Scope.String(), USD.String()
+		switch b.Kind {
+		case Exhausted:
+			c.exhausted(e, bill, b.RetryAfter)
+		case InFlight:
+			e.Message = fmt.Sprintf("what is left of %s is held by requests in flight: this one %s; try again when they have ended", c.named(), c.costs(bill))
 		}
-		e.RetryAfter = c.renewal(b.RetryAfter, now)
-		if c.End > 0 {
-			e.Message += "; it starts anew at " + time.Unix(0, c.End).UTC().Format(time.RFC3339)
-		}
-	case InFlight:
-		e.Message = fmt.Sprintf("what is left of %s is held by requests in flight: this one may cost %s; try again when they have ended", name, dollars(c.Least))
 	}
+	e.err = fmt.Errorf("%s (%w)", e.Message, b)
 	return e
+}
+
+// exhausted words what c lacks for a request, and what helps.
+func (c *BudgetCharge) exhausted(e *Error, bill *Bill, told time.Duration) {
+	remedy := "shorten the input"
+	if !c.Budget.Strict && bill.OutputTokens > 0 {
+		remedy = "lower max_tokens or n, or shorten the input"
+	}
+	if c.Least > c.amount() {
+		e.Message = fmt.Sprintf("this request %s, more than all of %s, so that waiting does not help: %s, or ask for a larger budget", c.costs(bill), c.named(), remedy)
+		return
+	}
+	left := min(c.Left, c.amount()-c.Spent)
+	switch {
+	case !c.known():
+		e.Message = fmt.Sprintf("%s has too little left: this request %s; %s", c.named(), c.costs(bill), remedy)
+	case left <= 0:
+		e.Message = fmt.Sprintf("%s is used up: %s is left, and this request %s", c.named(), dollars(left), c.costs(bill))
+	default:
+		e.Message = fmt.Sprintf("%s has %s left, and this request %s: %s", c.named(), dollars(left), c.costs(bill), remedy)
+	}
+	e.RetryAfter = c.renewal(told, bill.clock())
+	if c.End > 0 {
+		e.Message += "; it starts anew at " + time.Unix(0, c.End).UTC().Format(time.RFC3339)
+	}
+}
+
+// amount of the budget as it binds, as far as is known.
+func (c *BudgetCharge) amount() int64 {
+	if c.known() {
+		return c.Amount
+	}
+	return c.Budget.Amount
+}
+
+func (c *BudgetCharge) named() string {
+	return fmt.Sprintf("budget %q of %s (%s)", c.Budget.Name, dollars(c.amount()), c.Budget.Scope)
+}
+
+// costs words what of the budget is needed.
+func (c *BudgetCharge) costs(bill *Bill) string {
+	switch {
+	case c.Least < c.Cost:
+		return "costs at least " + dollars(c.Least)
+	case !c.Budget.Strict && bill.OutputTokens > 0:
+		return fmt.Sprintf("may cost %s, with an answer of %d tokens", dollars(c.Least), bill.OutputTokens)
+	}
+	return "may cost " + dollars(c.Least)
 }
 
 // renewal is how long to wait for money: until the next period begins, or until what was
@@ -220,6 +261,9 @@ func (c *BudgetCharge) renewal(told time.Duration, now time.Time) time.Duration 
 
 // dollars words nano-dollars for a person: exactly, with two decimals at least.
 func dollars(n int64) string {
+	if n < 0 {
+		return "-" + dollars(-max(n, -math.MaxInt64))
+	}
 	whole, frac := n/1e9, n%1e9
 	s := strings.TrimRight(fmt.Sprintf("%09d", frac), "0")
 	return fmt.Sprintf("$%d.%s", whole, s+strings.Repeat("0", max(2-len(s), 0)))

@@ -117,7 +117,7 @@ func (m *money) Reserve(ctx context.Context, b *proxy.Bill) error {
 	if err := m.record(b, h); err != nil {
 		m.budgets.Settle(h.taken[:len(b.Charges)], 0)
 		m.held.Put(h)
-		return &proxy.Broke{Index: -1, Kind: proxy.Unavailable, RetryAfter: time.Second, Err: err}
+		return &proxy.Broke{Index: -1, Kind: proxy.Unavailable, Unwritten: true, RetryAfter: time.Second, Err: err}
 	}
 	b.Held = h
 	return nil
