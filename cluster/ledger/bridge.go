@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/hashicorp/raft"
@@ -25,8 +26,29 @@ func (b bridged) IsMonotonic() bool {
 	return ok && m.IsMonotonic()
 }
 
-// GetLog never gives the snapshot's entry to a leader that would replicate it: for that, raft
-// first asks for the entry before it, which is not there.
+// bridge is what the entry holds that stands for a snapshot's last one. It is for comparing only.
+var bridge = []byte("in place of a snapshot's last entry")
+
+// errBridge refuses to store it: whoever was sent it needs the snapshot, and is sent that once this entry is refused.
+var errBridge = errors.New("ledger: this entry stands for a snapshot that is not here")
+
+// StoreLog see StoreLogs.
+func (b bridged) StoreLog(entry *raft.Log) error { return b.StoreLogs([]*raft.Log{entry}) }
+
+// StoreLogs takes no bridge from a leader. Before raft replicates an entry it asks for the one before it, and
+// where that is gone it sends the snapshot: but while a restore empties the log, that one may still be
+// there, and the snapshot's be shown a moment later. A follower that stored it would go on from the state
+// of before the restore.
+func (b bridged) StoreLogs(entries []*raft.Log) error {
+	for _, e := range entries {
+		if e.Type == raft.LogNoop && bytes.Equal(e.Data, bridge) {
+			return errBridge
+		}
+	}
+	return b.LogStore.StoreLogs(entries)
+}
+
+// GetLog shows the snapshot's last entry where the log begins behind it.
 func (b bridged) GetLog(index uint64, entry *raft.Log) error {
 	missing := b.LogStore.GetLog(index, entry)
 	if !errors.Is(missing, raft.ErrLogNotFound) {
@@ -39,7 +61,7 @@ func (b bridged) GetLog(index uint64, entry *raft.Log) error {
 	if err != nil || len(list) == 0 || list[0].Index != index {
 		return missing
 	}
-	*entry = raft.Log{Index: index, Term: list[0].Term, Type: raft.LogNoop}
+	*entry = raft.Log{Index: index, Term: list[0].Term, Type: raft.LogNoop, Data: bridge}
 	return nil
 }
 

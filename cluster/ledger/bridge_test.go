@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,6 +69,80 @@ func TestEntriesOfAnEarlierLeaderRightAfterASnapshotGiveWay(t *testing.T) {
 	c.settled()
 	if f := nodes[2].ledger.Facts(); get(f, "after") != "v" || get(f, "lost0") != "" {
 		t.Errorf("the node that came back has after=%q, lost0=%q", get(f, "after"), get(f, "lost0"))
+	}
+	c.closeAll()
+}
+
+// slowToEmpty is a log that a reader of its last entry meets once as it is emptied: after that entry was read.
+type slowToEmpty struct {
+	raft.LogStore
+	armed             atomic.Bool
+	last              atomic.Uint64
+	begun, read, done chan struct{}
+	once              sync.Once
+}
+
+func (s *slowToEmpty) IsMonotonic() bool { return true } // as that on a disk, which a restore empties
+
+func (s *slowToEmpty) DeleteRange(first, last uint64) error {
+	if s.armed.Swap(false) {
+		s.last.Store(last)
+		close(s.begun)
+		<-s.read
+		defer close(s.done)
+	}
+	return s.LogStore.DeleteRange(first, last)
+}
+
+func (s *slowToEmpty) GetLog(index uint64, entry *raft.Log) error {
+	err := s.LogStore.GetLog(index, entry)
+	select {
+	case <-s.begun:
+		if index == s.last.Load() {
+			s.once.Do(func() { close(s.read) })
+			<-s.done
+		}
+	default:
+	}
+	return err
+}
+
+// TestARestoreReachesAFollowerThatIsServedMeanwhile: while a leader's restore empties its log, raft may have read the
+// entry before the snapshot's already, and so goes on to replicate what stands for the snapshot's last one.
+func TestARestoreReachesAFollowerThatIsServedMeanwhile(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	c := newTestCluster(t, func(config *Config) { config.CommitTimeout, config.Servers = 5*time.Millisecond, nil })
+	logs := map[raft.ServerID]*slowToEmpty{}
+	var servers []raft.Server
+	for i := 1; i <= 3; i++ {
+		store := raft.NewInmemStore()
+		slow := &slowToEmpty{LogStore: store, begun: make(chan struct{}), read: make(chan struct{}), done: make(chan struct{})}
+		logs[testID(i)] = slow
+		c.addWith(testID(i), testAddr(i), Config{Logs: slow, Stable: store, Snapshots: raft.NewInmemSnapshotStore()})
+		servers = append(servers, raft.Server{ID: testID(i), Address: testAddr(i)})
+	}
+	for _, n := range c.nodes {
+		if err := n.ledger.Bootstrap(servers); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leader := c.leader()
+	c.propose(leader, set("a", "before"))
+	var backup bytes.Buffer
+	if err := leader.ledger.Backup(t.Context(), &backup, false); err != nil {
+		t.Fatal(err)
+	}
+	c.propose(leader, set("a", "after"))
+	c.settled()
+	logs[leader.id].armed.Store(true)
+	if _, err := leader.ledger.Restore(t.Context(), &backup, true); err != nil {
+		t.Fatal(err)
+	}
+	c.settled()
+	for id, n := range c.nodes {
+		if got := get(n.ledger.Facts(), "a"); got != "before" {
+			t.Errorf("%s has %q after the restore", id, got)
+		}
 	}
 	c.closeAll()
 }
