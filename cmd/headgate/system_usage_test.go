@@ -275,3 +275,13 @@ tenants: [{name: dev, plan: p}]
 		t.Errorf("%+v", list)
 	}
 }
+
+// TestWebhookWithoutToken is told of where the policy is applied, and on the node that leads.
+func TestWebhookWithoutToken(t *testing.T) {
+	t.Parallel()
+	policy := writeFile(t, "policy.yaml", cliPolicy(startFake(t), 100, "notify: {webhook: \"https://hook.example/x\", token_env: NOSUCH_ENV}\n"))
+	n := startNode(t, []string{"HEADGATE_NODE_ID=gw-2"}, "--policy", policy)
+	const says = "notify.token_env: NOSUCH_ENV is not set on node gw-2"
+	contains(t, n.ok("apply", "-f", policy, "--dry-run"), "warning: "+says)
+	n.await("the leader to say so", func() bool { return strings.Count(n.log.String(), says) >= 1 })
+}

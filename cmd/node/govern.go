@@ -114,6 +114,9 @@ func (n *Node) enact(ctx context.Context, by admin.Actor, plan *ledger.Prepared,
 	for _, c := range plan.Changes {
 		a.Changes = append(a.Changes, c.String())
 	}
+	if lacks := n.tokenless(plan.Policy); lacks != "" {
+		a.Warnings = append(a.Warnings, lacks)
+	}
 	if err := n.usable(plan.Policy); err != nil {
 		return a, &admin.Error{Code: admin.Invalid, Err: err}
 	}

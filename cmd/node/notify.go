@@ -73,8 +73,10 @@ type notifier struct {
 // notifier of this node.
 func (n *Node) notifier() *notifier {
 	l := n.cluster.Ledger()
+	client := newNotifyClient()
+	client.Transport = countNotices(n.registry, client.Transport)
 	return &notifier{
-		leads: l.IsLeader, hook: n.webhook, client: newNotifyClient(), log: n.log,
+		leads: l.IsLeader, hook: n.webhook, client: client, log: n.log,
 		pending: func(most int) (out []notice) {
 			now := n.wall()
 			for _, a := range l.UntoldBudgets(most) {

@@ -389,15 +389,24 @@ func (n *Node) report(ctx context.Context) {
 	defer t.Stop()
 	told := time.Now()
 	var expires time.Time
+	var tokenless string
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
-		if n.current().index != nil {
+		standing, lacks := n.current(), ""
+		if standing.index != nil {
 			n.proxy.Degraded() // logs a change
 		}
+		if n.cluster.Ledger().IsLeader() {
+			lacks = n.tokenless(standing.policyOrNone())
+		}
+		if lacks != "" && lacks != tokenless {
+			n.log.Warn("the webhook gets no token", "problem", lacks)
+		}
+		tokenless = lacks
 		now := time.Now()
 		if kills, next := n.alone.live(now); !next.Equal(expires) || len(kills) == 0 && !expires.IsZero() {
 			expires = next
