@@ -213,13 +213,28 @@ func (s *State) budget(c *ledgerpb.Budget) (changed bool, err error) {
 		return changed, err
 	}
 	h := &next.Holders[i]
+	if h.Node == "" {
+		h.Node = s.memberName(d.Holder)
+	}
 	next.serve(h, d, now)
 	if h.last.granted < min(d.Want, d.Need) && h.last.others > 0 {
 		s.recall(d.Key)
 	}
 	s.budgetGave = h.last.message(h.N)
-	s.putBudget(old, next, known)
+	s.putBudget(old, next, known, d.Want > 0 && h.last.granted == 0 && h.last.others == 0)
 	return true, nil
+}
+
+// memberName is what the view calls an incarnation; "": it has none such.
+func (s *State) memberName(incarnation uint64) string {
+	if v := s.work.View; v != nil {
+		for i := range v.Members {
+			if v.Members[i].Incarnation == incarnation {
+				return v.Members[i].Name
+			}
+		}
+	}
+	return ""
 }
 
 // drew answers a draw that was applied before, and one that another has overtaken.
@@ -319,9 +334,10 @@ func (a *account) over(now int64, full bool, member func(uint64) bool) bool {
 	})
 }
 
-// putBudget puts an account in the place of its past, and looks at what it spent.
-func (s *State) putBudget(old, next *account, known bool) {
-	s.watch(next)
+// putBudget puts an account in the place of its past, and looks at what it spent. dry: what is left was not enough for
+// somebody, though nobody else holds any.
+func (s *State) putBudget(old, next *account, known, dry bool) {
+	s.watch(next, dry)
 	if known {
 		s.rehash(old, next)
 		s.budgets.put(next)
@@ -573,17 +589,18 @@ func (a *account) passed(percent int) bool {
 	return a.Spent > 0 && !exceeds(a.Terms.Amount, int64(max(0, percent)), a.Spent, 100)
 }
 
-// watch looks for alerts and spikes, and makes them known.
-func (s *State) watch(a *account) {
+// watch looks for alerts and spikes, and makes them known. Where what is left is dry it is used up, if nearly all of
+// the amount is spent: the last of it pays for no request, and would keep the alert from ever coming.
+func (s *State) watch(a *account, dry bool) {
 	level := 0
 	for _, percent := range a.Terms.Alerts {
-		if a.passed(percent) {
+		if a.passed(percent) || dry && percent == 100 && a.passed(100-rearm) {
 			level = percent
 		}
 	}
 	switch {
 	case level > a.Crossed:
-		a.Crossed = level
+		a.Crossed, a.CrossedAt = level, a.Time
 		s.recordBudget(alertAction, a, fmt.Sprintf("%d %%: %v of %v dollars are spent", level, NanoUSD(a.Spent), NanoUSD(a.Terms.Amount)))
 	case level < a.Crossed && !a.passed(a.Crossed-rearm):
 		a.Crossed, a.Notified = level, min(a.Notified, level)
@@ -684,12 +701,12 @@ func (s *State) adjustBudget(c *ledgerpb.AdjustBudget) (changed bool, err error)
 	if next.spend(amount); next.Spent < -2*MaxNano || next.Spent > 2*MaxNano {
 		return changed, refuse(codeInvalid, "with that %v dollars were spent, which is no amount of money", NanoUSD(next.Spent))
 	}
-	action := "budget.charge"
+	action, what := "budget.charge", fmt.Sprintf("charge of %v dollars", NanoUSD(amount))
 	if amount < 0 {
-		action = "budget.credit"
+		action, what = "budget.credit", fmt.Sprintf("credit of %v dollars", NanoUSD(-amount))
 	}
-	s.record(action, k.describe(), fmt.Sprintf("%v dollars spent", NanoUSD(before)), fmt.Sprintf("%v dollars spent: %s", NanoUSD(next.Spent), c.GetReason()))
-	s.putBudget(old, next, known)
+	s.record(action, k.describe(), fmt.Sprintf("%v dollars spent", NanoUSD(before)), fmt.Sprintf("%s: %s; %v dollars spent now", what, c.GetReason(), NanoUSD(next.Spent)))
+	s.putBudget(old, next, known, false)
 	s.budgetGave = (&drawn{spent: next.Spent, amount: next.Terms.Amount, others: next.Outstanding(), free: next.Free(), nano: now}).message(0)
 	return true, nil
 }
@@ -701,6 +718,9 @@ func (s *State) releaseHolder(c *ledgerpb.ReleaseHolder) (changed bool, err erro
 		return false, refuse(codeInvalid, "a release names a holder and its node, and has a reason of 1 to %d bytes", maxReason)
 	case s.work.View != nil && s.member(holder):
 		return false, refuse(codeConflict, "the process %x of node %q is a member of the cluster and may still spend what it holds: stop it, and wait until it is no member any more (see `headgate members`)", holder, c.GetNode())
+	}
+	if name := s.holderName(holder); name != "" && name != c.GetNode() {
+		return false, refuse(codeConflict, "the process %x was one of node %q, not %q", holder, name, c.GetNode())
 	}
 	freed, accounts, known := int64(0), 0, false
 	for e := s.budgets.queue.Front(); e != nil; e = e.Next() {
@@ -718,7 +738,7 @@ func (s *State) releaseHolder(c *ledgerpb.ReleaseHolder) (changed bool, err erro
 		}
 		h.Outstanding, h.Closed = 0, true
 		h.last.granted, h.last.closed = 0, true // the last draw may come again: its answer was lost
-		s.putBudget(old, &next, true)
+		s.putBudget(old, &next, true, false)
 		changed = true
 	}
 	if !known {
@@ -729,6 +749,17 @@ func (s *State) releaseHolder(c *ledgerpb.ReleaseHolder) (changed bool, err erro
 	}
 	s.budgetGave = &ledgerpb.BudgetResult{Freed: freed}
 	return changed, nil
+}
+
+// holderName is what the view called a holder when it drew first; "": it was in none.
+func (s *State) holderName(holder uint64) string {
+	for e := s.budgets.queue.Front(); e != nil; e = e.Next() {
+		a := e.Value.(*account)
+		if i, own := a.find(holder); own && a.Holders[i].Node != "" {
+			return a.Holders[i].Node
+		}
+	}
+	return ""
 }
 
 func (s *State) budgetNotified(c *ledgerpb.BudgetNotified) (bool, error) {
@@ -744,6 +775,6 @@ func (s *State) budgetNotified(c *ledgerpb.BudgetNotified) (bool, error) {
 	if next.Notified == old.Notified && next.SpikeTold.Equal(old.SpikeTold) {
 		return false, nil
 	}
-	s.putBudget(old, &next, true)
+	s.putBudget(old, &next, true, false)
 	return true, nil
 }

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"unique"
+
 	"headgate/cluster/ledger/ledgerpb"
 )
 
@@ -10,11 +12,12 @@ func (a *account) message() *ledgerpb.BudgetAccount {
 		Key: a.Key.message(), Terms: a.Terms.message(), Born: a.born, UnixNano: a.nano(), Spent: a.Spent,
 		Slots: slotMessages(a.slots), Minutes: slotMessages(a.minutes),
 		Crossed: uint32(a.Crossed), Notified: uint32(a.Notified), Spiked: nanoOrZero(a.Spiked), SpikeTold: nanoOrZero(a.SpikeTold),
+		CrossedNano: nanoOrZero(a.CrossedAt),
 	}
 	for i := range a.Holders {
 		h := &a.Holders[i]
 		m.Holders = append(m.Holders, &ledgerpb.BudgetHolder{
-			Holder: h.Holder, Spent: h.Spent, Outstanding: h.Outstanding, Closed: h.Closed, UnixNano: nanoOrZero(h.Time), Result: h.last.message(h.N),
+			Holder: h.Holder, Spent: h.Spent, Outstanding: h.Outstanding, Closed: h.Closed, UnixNano: nanoOrZero(h.Time), Result: h.last.message(h.N), Node: h.Node,
 		})
 	}
 	return m
@@ -34,6 +37,7 @@ func accountOf(m *ledgerpb.BudgetAccount) (*account, error) {
 		BudgetAccount: BudgetAccount{
 			Key: budgetKeyOf(m.GetKey()), Terms: budgetTermsOf(m.GetTerms()), Time: timeOrZero(m.GetUnixNano()), Spent: m.GetSpent(),
 			Crossed: int(m.GetCrossed()), Notified: int(m.GetNotified()), Spiked: timeOrZero(m.GetSpiked()), SpikeTold: timeOrZero(m.GetSpikeTold()),
+			CrossedAt: timeOrZero(m.GetCrossedNano()),
 		},
 		born: m.GetBorn(),
 	}
@@ -43,7 +47,7 @@ func accountOf(m *ledgerpb.BudgetAccount) (*account, error) {
 	if err := a.Terms.check(&a.Key); err != nil {
 		return nil, err
 	}
-	if m.GetUnixNano() < 0 || m.GetBorn() < 0 || m.GetBorn() > m.GetUnixNano() || m.GetSpiked() < 0 || m.GetSpikeTold() < 0 {
+	if m.GetUnixNano() < 0 || m.GetBorn() < 0 || m.GetBorn() > m.GetUnixNano() || m.GetSpiked() < 0 || m.GetSpikeTold() < 0 || m.GetCrossedNano() < 0 {
 		return nil, refuse(codeInvalid, "its times cannot be")
 	}
 	if !sums(a.Spent) || a.Crossed > maxPercent || a.Notified > a.Crossed || len(m.GetHolders()) > MaxHolders {
@@ -60,12 +64,12 @@ func accountOf(m *ledgerpb.BudgetAccount) (*account, error) {
 		return nil, refuse(codeInvalid, "its slots are not what it spent")
 	}
 	for i, h := range m.GetHolders() {
-		if h.GetHolder() == 0 || i > 0 && h.GetHolder() <= a.Holders[i-1].Holder || h.GetSpent() < 0 || h.GetOutstanding() < 0 || !sums(h.GetSpent(), h.GetOutstanding()) {
+		if h.GetHolder() == 0 || i > 0 && h.GetHolder() <= a.Holders[i-1].Holder || h.GetSpent() < 0 || h.GetOutstanding() < 0 || !sums(h.GetSpent(), h.GetOutstanding()) || len(h.GetNode()) > maxID {
 			return nil, refuse(codeInvalid, "its holder %d cannot be", i)
 		}
 		r := h.GetResult()
 		a.Holders = append(a.Holders, BudgetHolder{
-			Holder: h.GetHolder(), Spent: h.GetSpent(), Outstanding: h.GetOutstanding(), Closed: h.GetClosed(), N: r.GetN(), Time: timeOrZero(h.GetUnixNano()),
+			Holder: h.GetHolder(), Node: unique.Make(h.GetNode()).Value(), Spent: h.GetSpent(), Outstanding: h.GetOutstanding(), Closed: h.GetClosed(), N: r.GetN(), Time: timeOrZero(h.GetUnixNano()),
 			last: drawn{r.GetGranted(), r.GetSpent(), r.GetAmount(), r.GetOthers(), r.GetFree(), r.GetUnixNano(), r.GetLost(), r.GetClosed()},
 		})
 	}
@@ -104,7 +108,7 @@ func (c *canon) budget(a *account) [32]byte {
 	c.bit(a.Terms.Spike.Kill)
 	for _, n := range [...]int64{
 		a.Terms.Amount, int64(a.Terms.Revision), int64(a.Terms.Window), int64(a.Terms.Slot), int64(a.Terms.Spike.Factor), int64(a.Terms.Spike.Floor),
-		a.born, a.nano(), a.Spent, int64(a.Crossed), int64(a.Notified), nanoOrZero(a.Spiked), nanoOrZero(a.SpikeTold),
+		a.born, a.nano(), a.Spent, int64(a.Crossed), int64(a.Notified), nanoOrZero(a.Spiked), nanoOrZero(a.SpikeTold), nanoOrZero(a.CrossedAt),
 	} {
 		c.num(uint64(n))
 	}
@@ -127,6 +131,7 @@ func (c *canon) holder(k *BudgetKey, h *BudgetHolder) [32]byte {
 	c.budgetKey(k)
 	c.bit(h.Closed)
 	c.bit(h.last.closed)
+	c.str(h.Node)
 	for _, n := range [...]int64{
 		int64(h.Holder), int64(h.N), h.Spent, h.Outstanding, nanoOrZero(h.Time),
 		h.last.granted, h.last.spent, h.last.amount, h.last.others, h.last.free, h.last.nano, h.last.lost,

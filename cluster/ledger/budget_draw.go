@@ -94,6 +94,7 @@ type BudgetDrawn struct {
 // BudgetHolder is one holder of an account.
 type BudgetHolder struct {
 	Holder             uint64
+	Node               string // as the view called it; "": it was in none when it drew
 	Spent, Outstanding int64
 	Closed             bool
 	N                  uint64    // of its last draw
@@ -112,6 +113,7 @@ type BudgetAccount struct {
 	// Crossed is the highest alert that spending has passed, in percent, and Notified the highest that people
 	// were told of; 0: none. Both fall again with what is spent.
 	Crossed, Notified int
+	CrossedAt         time.Time // when Crossed rose last; zero: never
 	// Spiked is when spending last spiked, and SpikeTold the last spike that people were told of; zero: never.
 	Spiked, SpikeTold time.Time
 }
@@ -157,8 +159,8 @@ func (l *Ledger) AdjustBudget(ctx context.Context, actor string, key BudgetKey, 
 }
 
 // ReleaseHolder frees what a holder that is gone holds of all accounts, and says how much that
-// was (0 where a retry found it done). A *Refusal: conflict while it is in the view, not_found where no account
-// knows it. It is audited as budget.release. The holder gets nothing more of those accounts; what it spent it
+// was (0 where it holds nothing, or a retry found it done). A *Refusal: conflict while it is in the view or where it was a process of
+// another node than node, not_found where no account knows it. It is audited as budget.release. The holder gets nothing more of those accounts; what it spent it
 // may still say, and that adds.
 func (l *Ledger) ReleaseHolder(ctx context.Context, actor string, holder uint64, node, reason string) (freed int64, err error) {
 	result, err := l.Propose(ctx, &ledgerpb.Command{Version: budgetsVersion, Actor: actor, Body: &ledgerpb.Command_ReleaseHolder{

@@ -602,6 +602,7 @@ func TestAlerts(t *testing.T) {
 		}
 		return b.account(t, k)
 	}
+	var at time.Time
 	for i, c := range []struct {
 		a       func() *account
 		crossed int
@@ -622,7 +623,15 @@ func TestAlerts(t *testing.T) {
 		{func() *account { d.Terms.Revision, d.Terms.Amount = 3, 0; return spend(1300) }, 100, 5, true},
 		{func() *account { return adjust(-4) }, 0, 5, false},
 	} {
+		b.now += minute
+		before := len(b.audited("budget.alert"))
 		a := c.a()
+		if c.alerts > before {
+			at = a.Time
+		}
+		if back := b.again(t).account(t, k); !a.CrossedAt.Equal(at) || !back.CrossedAt.Equal(at) {
+			t.Errorf("step %d: crossed at %v, read back %v, want %v", i+1, a.CrossedAt, back.CrossedAt, at)
+		}
 		if got := len(b.audited("budget.alert")); a.Crossed != c.crossed || got != c.alerts || len(b.s.untold(9)) == 1 != c.untold {
 			t.Errorf("step %d: %d spent: crossed %d, %d alerts, untold %v; want %+v", i+1, a.Spent, a.Crossed, got, b.s.untold(9), c)
 		}
@@ -632,6 +641,45 @@ func TestAlerts(t *testing.T) {
 	}
 	if first := b.audited("budget.alert")[0]; !strings.Contains(first, "budget org of tenant acme") || !strings.Contains(first, "50 %: 0.0000005 of 0.000001 dollars") {
 		t.Errorf("the alert says %q", first)
+	}
+}
+
+// TestUsedUp: what is left may pay for no request, and never be spent.
+func TestUsedUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		spent, held, least int64
+		alerts             []int
+		want               int
+	}{
+		"the last does not do":         {960, 0, 50, []int{50, 100}, 100},
+		"it does":                      {960, 0, 30, []int{50, 100}, 50},
+		"others hold the rest":         {960, 20, 50, []int{50, 100}, 50},
+		"a request as dear as much":    {900, 0, 200, []int{50, 100}, 50},
+		"nobody wants to hear of 100":  {960, 0, 50, []int{50, 99}, 50},
+		"and of more it has not come":  {960, 0, 50, []int{50, 100, 110}, 100},
+		"all is spent":                 {1000, 0, 1, []int{50, 100}, 100},
+		"nothing is wanted of nothing": {999, 0, 0, []int{50, 100}, 50},
+	} {
+		b := newBank(t)
+		k, terms := monthly("b"), BudgetTerms{Amount: 1000, Revision: 1, Alerts: c.alerts, Name: "b"}
+		_, err := b.drawBudget(BudgetDraw{Key: k, Terms: terms, Holder: 2, N: 1, Spent: c.spent, Holding: c.held})
+		must(t, err)
+		for n := range uint64(2) {
+			_, err = b.drawBudget(BudgetDraw{Key: k, Terms: terms, Holder: 1, N: n + 1, Want: 2 * c.least, Need: c.least, Least: c.least})
+			must(t, err)
+			if c.least < 40 { // it was granted some
+				_, err = b.drawBudget(BudgetDraw{Key: k, Terms: terms, Holder: 1, N: n + 10})
+				break
+			}
+		}
+		must(t, err)
+		got := b.audited("budget.alert")
+		if a := b.account(t, k); a.Crossed != c.want || len(got) > 2 {
+			t.Errorf("%s: %d is passed, want %d: %q", name, a.Crossed, c.want, got)
+		}
+		if r := b.result(&ledgerpb.AdjustBudget{Key: k.message(), Amount: -200, Reason: "r"}); r.GetCode() != "" || b.account(t, k).Crossed > 50 {
+			t.Errorf("%s: after a credit %d is passed: %v", name, b.account(t, k).Crossed, r)
+		}
 	}
 }
 
@@ -820,7 +868,7 @@ func TestAdjustments(t *testing.T) {
 	got := b.s.Audit(100, AuditFilter{Action: "budget."})
 	slices.Reverse(got)
 	for i, w := range want {
-		if e := got[i]; !strings.HasPrefix(e.Action+" "+e.Actor+": ", w) || !strings.Contains(e.After, []string{"welcome", "forgotten"}[i]) {
+		if e := got[i]; !strings.HasPrefix(e.Action+" "+e.Actor+": ", w) || !strings.Contains(e.After, []string{"credit of 0.00000005 dollars: welcome; ", "charge of 0.00000003 dollars: forgotten; -0.00000002 dollars spent now"}[i]) {
 			t.Errorf("entry %d is %+v", i, e)
 		}
 	}
@@ -840,7 +888,7 @@ func TestRelease(t *testing.T) {
 	view := func(epoch uint64, incarnations ...uint64) {
 		v := &ledgerpb.View{Epoch: epoch}
 		for _, i := range incarnations {
-			v.Members = append(v.Members, &ledgerpb.Member{Name: fmt.Sprint(i), Incarnation: i})
+			v.Members = append(v.Members, &ledgerpb.Member{Name: fmt.Sprint("n", i), Incarnation: i})
 		}
 		_, err := b.apply(&ledgerpb.SetView{View: v})
 		must(t, err)
@@ -865,6 +913,14 @@ func TestRelease(t *testing.T) {
 	}
 	if r := release(7, "r"); r.GetCode() != codeNotFound {
 		t.Errorf("nobody: %v", r)
+	}
+	b = b.again(t)
+	wrong := b.result(&ledgerpb.ReleaseHolder{Holder: 1, Node: "n7", Reason: "r"})
+	if wrong.GetCode() != codeConflict || !strings.Contains(wrong.GetMessage(), `was one of node "n1", not "n7"`) || b.account(t, monthly("a")).Outstanding() != 100 {
+		t.Errorf("of another node: %v", wrong)
+	}
+	if h := b.account(t, monthly("a")).Holders[0]; h.Node != "n1" {
+		t.Errorf("the holder is %+v", h)
 	}
 	if r := release(1, "burnt"); r.GetCode() != "" || r.GetBudget().GetFreed() != 200 {
 		t.Errorf("released: %v", r)

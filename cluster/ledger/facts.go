@@ -280,13 +280,13 @@ type AuditEntry struct {
 type AuditFilter struct {
 	Actor  string
 	Action string // or its beginning: "key." for all that keys saw
-	Object string
+	Object string // or a part of it
 	Since  time.Time
 	Until  time.Time // exclusive
 }
 
 func (f *AuditFilter) matches(e *AuditEntry) bool {
-	return (f.Actor == "" || e.Actor == f.Actor) && strings.HasPrefix(e.Action, f.Action) && (f.Object == "" || e.Object == f.Object) &&
+	return (f.Actor == "" || e.Actor == f.Actor) && strings.HasPrefix(e.Action, f.Action) && strings.Contains(e.Object, f.Object) &&
 		(f.Since.IsZero() || !e.Time.Before(f.Since)) && (f.Until.IsZero() || e.Time.Before(f.Until))
 }
 

@@ -436,7 +436,7 @@ func TestAuditTellsWhoDidWhat(t *testing.T) {
 	if got := w.s.Audit(2, AuditFilter{}); len(got) != 2 || got[0].Action != "budget.release" {
 		t.Errorf("the last two: %+v", got)
 	}
-	if got := w.s.Audit(9, AuditFilter{Object: "tenant acme", Actor: "alice", Since: all[len(all)-1].Time, Until: all[0].Time}); len(got) != 1 || got[0].After != "on: abuse" || got[0].Before != "off" {
+	if got := w.s.Audit(9, AuditFilter{Object: "tenant acme", Actor: "alice", Since: all[len(all)-1].Time, Until: all[0].Time}); len(got) != 4 || got[3].After != "on: abuse" || got[3].Before != "off" || got[0].Action != "budget.credit" {
 		t.Errorf("of acme: %+v", got)
 	}
 	if got := w.s.Audit(9, AuditFilter{Actor: "bob"}); got != nil {

@@ -2456,13 +2456,14 @@ type BudgetAccount struct {
 	Born          int64                  `protobuf:"varint,3,opt,name=born,proto3" json:"born,omitempty"`                         // when it was first named
 	UnixNano      int64                  `protobuf:"varint,4,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // the newest time seen
 	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
-	Slots         []*BudgetSlot          `protobuf:"bytes,6,rep,name=slots,proto3" json:"slots,omitempty"`                            // of a rolling budget: what was spent when
-	Minutes       []*BudgetSlot          `protobuf:"bytes,7,rep,name=minutes,proto3" json:"minutes,omitempty"`                        // of the last hour, where spikes are looked for
-	Holders       []*BudgetHolder        `protobuf:"bytes,8,rep,name=holders,proto3" json:"holders,omitempty"`                        // by holder
-	Crossed       uint32                 `protobuf:"varint,9,opt,name=crossed,proto3" json:"crossed,omitempty"`                       // the highest alert that was passed, percent
-	Notified      uint32                 `protobuf:"varint,10,opt,name=notified,proto3" json:"notified,omitempty"`                    // the highest that people were told of
-	Spiked        int64                  `protobuf:"varint,11,opt,name=spiked,proto3" json:"spiked,omitempty"`                        // when the last spike was
-	SpikeTold     int64                  `protobuf:"varint,12,opt,name=spike_told,json=spikeTold,proto3" json:"spike_told,omitempty"` // the last that people were told of
+	Slots         []*BudgetSlot          `protobuf:"bytes,6,rep,name=slots,proto3" json:"slots,omitempty"`                                  // of a rolling budget: what was spent when
+	Minutes       []*BudgetSlot          `protobuf:"bytes,7,rep,name=minutes,proto3" json:"minutes,omitempty"`                              // of the last hour, where spikes are looked for
+	Holders       []*BudgetHolder        `protobuf:"bytes,8,rep,name=holders,proto3" json:"holders,omitempty"`                              // by holder
+	Crossed       uint32                 `protobuf:"varint,9,opt,name=crossed,proto3" json:"crossed,omitempty"`                             // the highest alert that was passed, percent
+	Notified      uint32                 `protobuf:"varint,10,opt,name=notified,proto3" json:"notified,omitempty"`                          // the highest that people were told of
+	Spiked        int64                  `protobuf:"varint,11,opt,name=spiked,proto3" json:"spiked,omitempty"`                              // when the last spike was
+	SpikeTold     int64                  `protobuf:"varint,12,opt,name=spike_told,json=spikeTold,proto3" json:"spike_told,omitempty"`       // the last that people were told of
+	CrossedNano   int64                  `protobuf:"varint,13,opt,name=crossed_nano,json=crossedNano,proto3" json:"crossed_nano,omitempty"` // when crossed rose last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2581,6 +2582,13 @@ func (x *BudgetAccount) GetSpikeTold() int64 {
 	return 0
 }
 
+func (x *BudgetAccount) GetCrossedNano() int64 {
+	if x != nil {
+		return x.CrossedNano
+	}
+	return 0
+}
+
 type BudgetSlot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         int64                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // time / width of a slot
@@ -2641,6 +2649,7 @@ type BudgetHolder struct {
 	Closed        bool                   `protobuf:"varint,4,opt,name=closed,proto3" json:"closed,omitempty"`
 	UnixNano      int64                  `protobuf:"varint,5,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"` // of its last command
 	Result        *BudgetResult          `protobuf:"bytes,6,opt,name=result,proto3" json:"result,omitempty"`                      // of its last command
+	Node          string                 `protobuf:"bytes,7,opt,name=node,proto3" json:"node,omitempty"`                          // as the view called it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2715,6 +2724,13 @@ func (x *BudgetHolder) GetResult() *BudgetResult {
 		return x.Result
 	}
 	return nil
+}
+
+func (x *BudgetHolder) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // Note writes into the audit log what was done without it, such as a node's override.
@@ -4037,7 +4053,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06closed\x18\t \x01(\bR\x06closed\x12\x14\n" +
 	"\x05known\x18\n" +
 	" \x01(\x03R\x05known\x12\x14\n" +
-	"\x05freed\x18\v \x01(\x03R\x05freed\"\xd7\x03\n" +
+	"\x05freed\x18\v \x01(\x03R\x05freed\"\xfa\x03\n" +
 	"\rBudgetAccount\x12/\n" +
 	"\x03key\x18\x01 \x01(\v2\x1d.headgate.ledger.v1.BudgetKeyR\x03key\x125\n" +
 	"\x05terms\x18\x02 \x01(\v2\x1f.headgate.ledger.v1.BudgetTermsR\x05terms\x12\x12\n" +
@@ -4052,18 +4068,20 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	" \x01(\rR\bnotified\x12\x16\n" +
 	"\x06spiked\x18\v \x01(\x03R\x06spiked\x12\x1d\n" +
 	"\n" +
-	"spike_told\x18\f \x01(\x03R\tspikeTold\":\n" +
+	"spike_told\x18\f \x01(\x03R\tspikeTold\x12!\n" +
+	"\fcrossed_nano\x18\r \x01(\x03R\vcrossedNano\":\n" +
 	"\n" +
 	"BudgetSlot\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x03R\x05index\x12\x16\n" +
-	"\x06amount\x18\x02 \x01(\x03R\x06amount\"\xcd\x01\n" +
+	"\x06amount\x18\x02 \x01(\x03R\x06amount\"\xe1\x01\n" +
 	"\fBudgetHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\x04R\x06holder\x12\x14\n" +
 	"\x05spent\x18\x02 \x01(\x03R\x05spent\x12 \n" +
 	"\voutstanding\x18\x03 \x01(\x03R\voutstanding\x12\x16\n" +
 	"\x06closed\x18\x04 \x01(\bR\x06closed\x12\x1b\n" +
 	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x128\n" +
-	"\x06result\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06result\"g\n" +
+	"\x06result\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06result\x12\x12\n" +
+	"\x04node\x18\a \x01(\tR\x04node\"g\n" +
 	"\x04Note\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tunix_nano\x18\x02 \x01(\x03R\bunixNano\x12\x16\n" +
