@@ -390,6 +390,8 @@ func TestWrongUse(t *testing.T) {
 		{"usage top -n 0", 2, "not between"},
 		{"usage top --last soon", 2, "--last"},
 		{"usage top --last 1h --from 7d", 2, "exclude each other"},
+		{"usage export --last soon", 2, "--last"},
+		{"usage export --last 0d", 2, "--last"},
 		{"ledger restore none", 2, "none"},
 		{"ledger inspect --file none", 1, "none"},
 		{"ledger inspect --file x --data-dir y", 2, "exclude each other"},
@@ -437,6 +439,9 @@ func TestMissingUsage(t *testing.T) {
 		if r.code != 1 || !strings.Contains(r.stdout, says) || !strings.Contains(r.stderr, "missing: gw-3 (no answer)") {
 			t.Errorf("headgate %s: %+v", args, r)
 		}
+	}
+	if r := runCLI(t, f.env(), "usage", "export", "--tenant", "half"); !strings.Contains(r.stderr, "headgate usage export --dir DATA_DIR/usage reads") {
+		t.Errorf("%+v", r)
 	}
 	cutting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "tenant,cost")

@@ -25,14 +25,30 @@ func usageCommand() *cobra.Command {
 }
 
 // usageFlags are those that pick usage. The node reads them.
-type usageFlags struct{ by, from, until, tenant, zone string }
+type usageFlags struct{ by, from, until, last, tenant, zone string }
 
-func (q *usageFlags) add(c *cobra.Command, by string) {
+func (q *usageFlags) add(c *cobra.Command, by, otherwise string) {
+	c.Flags().StringVar(&q.last, "last", "", "only of so long, such as 24h (default: "+otherwise+", unless --from says otherwise)")
 	c.Flags().StringVar(&q.by, "by", by, "sum by these, such as tenant,day: "+strings.Join(admin.UsageBy(), ", "))
 	c.Flags().StringVar(&q.from, "from", "", "only from this month, day or moment on, or from so long ago, such as 2026-01, 2026-01-15 or 7d")
 	c.Flags().StringVar(&q.until, "until", "", "only before this month, day or moment")
 	c.Flags().StringVar(&q.tenant, "tenant", "", "only this tenant's")
 	c.Flags().StringVar(&q.zone, "time-zone", "UTC", "whose months, days and hours are meant, such as Europe/Berlin")
+}
+
+// read takes --last for --from.
+func (q *usageFlags) read() error {
+	if q.last == "" {
+		return nil
+	}
+	if d, err := admin.ParseSpan(q.last); err != nil || d <= 0 {
+		return usageError{fmt.Errorf("--last: %q is not a length of time: write 15m, 24h or 30d", q.last)}
+	}
+	if q.from != "" {
+		return usageError{errors.New("--last and --from exclude each other")}
+	}
+	q.from = q.last
+	return nil
 }
 
 // values are the parameters of the API, with more; what is empty is left out.
@@ -60,17 +76,20 @@ func exportCommand() *cobra.Command {
 		Long: "Print every request that was metered, in the order in which they ended, or with --by the sums of each\n" +
 			"combination. Costs are exact, in dollars. Any node answers for all; where one does not answer, what the\nothers have is printed, and the exit code is 1. With --dir the folders of nodes that are gone are read\ninstead, without a node.\n\nheadgate docs usage explains the columns.",
 		Example: "  headgate usage export --by tenant,day --from 2026-01 --until 2026-02 --time-zone Europe/Berlin\n" +
-			"  headgate usage export --tenant acme --from 7d --format json\n" +
+			"  headgate usage export --tenant acme --last 7d --format json\n" +
 			"  headgate usage export --dir /mnt/gw-3/usage",
 	}
 	a := adminFlags(c)
-	q.add(c, "")
+	q.add(c, "", "all that is kept")
 	c.Flags().StringVar(&key, "key", "", "only this key's")
 	c.Flags().StringVar(&user, "user", "", "only this user's")
 	c.Flags().StringVar(&model, "model", "", "only this model's: the one that answered")
 	c.Flags().StringVar(&format, "format", string(admin.UsageCSV), "csv or json: an object a line")
 	c.Flags().StringArrayVar(&dirs, "dir", nil, "read this folder instead of asking a node: usage in the data folder of a node; may be given several times")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if err := q.read(); err != nil {
+			return err
+		}
 		if a.json {
 			format = string(admin.UsageJSON)
 		}
@@ -92,7 +111,10 @@ func exportCommand() *cobra.Command {
 			a.warnUnknown(c, q.tenant)
 		}
 		missing, err := admin.ReadMissing(resp.Trailer) // comes after the body
-		return errors.Join(err, incomplete(missing))
+		if len(missing) > 0 {
+			err = errors.Join(err, fmt.Errorf("%w; headgate usage export --dir DATA_DIR/usage reads the part of a node from its disk: the two together are whole", incomplete(missing)))
+		}
+		return err
 	}
 	return c
 }
@@ -165,25 +187,17 @@ func incomplete(missing []admin.Missing) error {
 
 func topCommand() *cobra.Command {
 	var q usageFlags
-	var last string
 	var most int
 	c := &cobra.Command{
 		Use: "top", Short: "Show who spends most, or with --by what: tenants, keys, users, models", Args: exactly(0),
 		Example: "  headgate usage top\n  headgate usage top --by key,model --tenant acme --last 24h -n 20",
 	}
 	a := adminFlags(c)
-	q.add(c, "tenant")
-	c.Flags().StringVar(&last, "last", "", "only of so long, such as 24h (default: 1h, unless --from says otherwise)")
+	q.add(c, "tenant", "1h")
 	c.Flags().IntVarP(&most, "number", "n", 10, "how many lines")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if last != "" {
-			if d, err := admin.ParseSpan(last); err != nil || d <= 0 {
-				return usageError{fmt.Errorf("--last: %q is not a length of time: write 15m, 24h or 30d", last)}
-			}
-			if q.from != "" {
-				return usageError{errors.New("--last and --from exclude each other")}
-			}
-			q.from = last
+		if err := q.read(); err != nil {
+			return err
 		}
 		raw, err := a.call(c.Context(), http.MethodGet, "/admin/v1/usage/top?"+q.values(map[string]string{"n": strconv.Itoa(most)}).Encode(), nil)
 		if err != nil {

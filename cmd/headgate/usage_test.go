@@ -109,6 +109,12 @@ func TestUsageOfDeadNodes(t *testing.T) {
 	if r = runCLI(t, nil, "usage", "export", "--dir", t.TempDir()); r.code != 1 || !strings.Contains(r.stderr, "holds no usage log)") {
 		t.Errorf("%+v", r)
 	}
+	if hour := export("--last", "1h"); len(hour) != 1 { // long ago, all of it
+		t.Errorf("%v", hour)
+	}
+	if r = runCLI(t, nil, "usage", "export", "--dir", a, "--last", "100000d"); r.code != 0 || strings.Count(r.stdout, "req_") != 48 {
+		t.Errorf("%+v", r)
+	}
 	for args, warned := range map[string]bool{"--tenant acmee": true, "--tenant acmee --json": true, "--tenant acme": false, "--tenant acme --json": false, "--from 2027-01": false} {
 		r = runCLI(t, nil, append([]string{"usage", "export", "--dir", a}, strings.Fields(args)...)...)
 		if r.code != 0 || strings.Contains(r.stderr, `nothing of tenant "acmee"`) != warned {
