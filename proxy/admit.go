@@ -243,6 +243,7 @@ type Explanation struct {
 	Budgets  []ExplainBudget `json:"budgets,omitempty"`
 	Input    int64           `json:"input_tokens"`
 	Output   int64           `json:"output_tokens"`
+	Template int64           `json:"template_tokens,omitempty"` // that strict budgets reserve beside the input
 	NanoUSD  int64           `json:"nano_usd"`
 }
 

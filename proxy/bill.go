@@ -48,9 +48,8 @@ type Budget struct {
 
 // BudgetCharge is what a request takes from one budget; amounts in nano-dollars.
 type BudgetCharge struct {
-	Budget     *Budget
-	Key        limiter.Key
-	Start, End int64 // of the period, in nanoseconds since 1970; 0, 0: none
+	Budget *Budget
+	Key    limiter.Key
 
 	// Cost is what to reserve. Where Least < Cost, less will do, as little as Least: the strict
 	// ones among the charges are then granted the same amount, the most that all of them afford.
@@ -59,6 +58,8 @@ type BudgetCharge struct {
 	// budget Granted.
 	Most int64
 
+	// Filled in by Money: the period, in nanoseconds since 1970; 0, 0: none.
+	Start, End int64
 	// Filled in by Money, all but Granted also where it refuses, as far as it knows; an Amount of
 	// 0 where the Budget's is not says that it does not.
 	Granted int64 // reserved
@@ -190,7 +191,7 @@ func (x *exchange) invoice() *Error {
 // chargeBudgets makes the charges of a request that costs its estimate, and at the very most
 // `most`; an answer as short as can be costs least.
 func (x *exchange) chargeBudgets(least, most int64) {
-	t, now := &x.tab, time.Now()
+	t := &x.tab
 	most = max(most, x.res.nanoUSD)
 	ask := max(x.res.nanoUSD, min(most, 1)) // what may cost something asks for something: nothing is never refused
 	if cap(t.bill.Charges) == 0 {
@@ -202,7 +203,6 @@ func (x *exchange) chargeBudgets(least, most int64) {
 		if b.Strict {
 			t.strict, c.Cost, c.Least = true, most, min(least, most)
 		}
-		c.Start, c.End = b.Period(now)
 		t.bill.Charges = append(t.bill.Charges, c)
 	}
 }
@@ -369,7 +369,14 @@ func (x *exchange) explainBudgets(ctx context.Context, e *Explanation, in, out i
 	if money == nil || x.model.Free || len(x.caller.Budgets) == 0 {
 		return
 	}
-	x.chargeBudgets(x.model.UpperBound(in, min(out, 1), 0, 0), x.model.UpperBound(in, out, 0, 0))
+	most := in + x.p.est.template(x.model) + messageTokens + promptTokens
+	if context := x.model.Context; context > 0 {
+		most = max(in, min(most, context))
+	}
+	x.chargeBudgets(x.model.UpperBound(most, min(out, 1), 0, 0), x.model.UpperBound(most, out, 0, 0))
+	if t.strict {
+		e.Template = most - in
+	}
 	t.bill.OutputTokens = out
 	t.bill.Tenant, t.bill.Key, t.bill.User, t.bill.Model = x.caller.Tenant, x.caller.KeyID, x.payer(), x.model.Name
 	err := money.Peek(ctx, &t.bill)

@@ -498,7 +498,7 @@ func TestExplainShowsBudgets(t *testing.T) {
 	month := budget("month", 100_000)
 	end := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 	month.Period = func(time.Time) (int64, int64) { return end.AddDate(0, -1, 0).UnixNano(), end.UnixNano() }
-	w := newWorld(t, setup{change: budgeted(month, strict(budget("all", 4000)))})
+	w := newWorld(t, setup{change: budgeted(month, strict(budget("all", 4000+288*priceInput)))})
 	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 4, 6))
 	if !e.Admitted || len(e.Budgets) != 2 {
 		t.Fatalf("%+v", e)
@@ -508,7 +508,8 @@ func TestExplainShowsBudgets(t *testing.T) {
 	if m.Name != "month" || m.Cost != cost || m.Least != cost || m.Amount != 100_000 || m.Left != 100_000 || !m.Admitted || m.Ends == nil || !m.Ends.Equal(end) || m.Strict {
 		t.Errorf("%+v", m)
 	}
-	if !a.Strict || a.Cost != cost || a.Least != 4*priceInput+priceOutput || a.Ends != nil {
+	const around = (256 + 16 + 16) * priceInput // what a chat template may add
+	if !a.Strict || a.Cost != cost+around || a.Least != 4*priceInput+priceOutput+around || a.Ends != nil || e.Template != 288 {
 		t.Errorf("%+v", a)
 	}
 	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 40, 6))

@@ -49,6 +49,7 @@ func (t *till) balance(c *proxy.BudgetCharge) *balance {
 func (t *till) tell(b *proxy.Bill) {
 	for i := range b.Charges {
 		c := &b.Charges[i]
+		c.Start, c.End = c.Budget.Period(time.Now())
 		a := t.balance(c)
 		c.Amount, c.Spent, c.Left = c.Budget.Amount, a.spent, max(c.Budget.Amount-a.spent-a.reserved, 0)
 	}

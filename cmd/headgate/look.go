@@ -155,7 +155,7 @@ func explainCommand() *cobra.Command {
 	c.Flags().StringVar(&q.Key, "key", "", "id of the key (default: any of the tenant's)")
 	c.Flags().StringVar(&q.User, "user", "", "user")
 	c.Flags().StringVar(&q.Model, "model", "", "model")
-	c.Flags().Int64Var(&q.Input, "input", 0, "input tokens")
+	c.Flags().Int64Var(&q.Input, "input", 0, "input tokens, exactly: of a real request strict budgets reserve one for each byte")
 	c.Flags().Int64Var(&q.Output, "output", 0, "output tokens")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return send(c, a, http.MethodPost, "/admin/v1/explain", q, printExplanation)
@@ -206,6 +206,9 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 			ends = moment(*b.Ends)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t$%s\t%s\t$%s\t%s\t%s\n", b.Name, b.Scope, mode, ledger.NanoUSD(b.Cost), left, ledger.NanoUSD(b.Amount), ends, budgetVerdict(b))
+	}
+	if e.Template > 0 {
+		fmt.Fprintf(w, "\nstrict: with %d tokens for the chat template; of a request each byte of input is taken for a token, so that it may cost more\n", e.Template)
 	}
 }
 

@@ -139,6 +139,7 @@ func (m *money) take(ctx context.Context, b *proxy.Bill, h *held) error {
 			continue
 		}
 		if ok {
+			m.levels(b, refused.Index)
 			return broke(b, refused)
 		}
 		return err
@@ -247,21 +248,6 @@ func (m *money) Settle(b *proxy.Bill) {
 	stand(b, h)
 	b.Held = nil
 	m.held.Put(h)
-}
-
-// Peek see proxy.Money.
-func (m *money) Peek(_ context.Context, b *proxy.Bill) error {
-	if len(b.Charges) == 0 {
-		return nil
-	}
-	var h held
-	m.charge(b, &h, m.budgets.Now())
-	err := m.budgets.Peek(h.charges[:len(b.Charges)], h.taken[:len(b.Charges)])
-	if refused, ok := errors.AsType[*budget.Refused](err); ok {
-		return broke(b, refused)
-	}
-	stand(b, &h)
-	return err
 }
 
 // draw asks the ledger for a block.
