@@ -89,10 +89,10 @@ func usedPercent(b admin.Budget) string {
 	return strconv.FormatFloat(used, 'f', 1, 64) + "%"
 }
 
-// holderName is a node, or the process that is none of the view's.
+// holderName is a node, and the process where it is none of the view's.
 func holderName(h admin.BudgetHolder) string {
-	if h.Node == "" {
-		return "gone " + h.Incarnation
+	if h.Gone {
+		return strings.TrimSpace(h.Node+" gone ") + " " + h.Incarnation
 	}
 	return h.Node
 }
@@ -181,8 +181,8 @@ func holdersCommand() *cobra.Command {
 			fmt.Fprintln(w, "NODE\tINCARNATION\tOUTSTANDING\tACCOUNTS")
 			for _, h := range list {
 				name := h.Node
-				if name == "" {
-					name = "(gone)"
+				if h.Gone {
+					name = strings.TrimSpace(name + " (gone)")
 				}
 				fmt.Fprintf(w, "%s\t%s\t$%s\t%d\n", name, h.Incarnation, h.Outstanding, h.Accounts)
 			}
@@ -197,7 +197,7 @@ func releaseCommand() *cobra.Command {
 		Use: "release NODE --incarnation HEX --reason WHY", Short: "Give back what a node held that crashed and does not come back", Args: exactly(1),
 		Long: "What a node that crashed had taken of budgets counts as spent until it is back: started again on its\n" +
 			"data folder it says what it really spent, and gives back the rest by itself. Release it only where that\n" +
-			"folder is lost: what the node spent last, and had not said yet, is then missing from the budgets. A\nprocess that is still in the view is refused. headgate budgets holders lists the incarnations; NODE is how\nthe audit log calls it.",
+			"folder is lost: what the node spent last, and had not said yet, is then missing from the budgets. A\nprocess that is still in the view is refused, and one of another node. headgate budgets holders lists them.",
 		Example: "  headgate budgets release gw-3 --incarnation 5f2c7e9a10b4d386 --reason 'its disk is dead'",
 	}
 	a := adminFlags(c)
@@ -212,6 +212,10 @@ func releaseCommand() *cobra.Command {
 		}
 		body := map[string]string{"node": args[0], "incarnation": incarnation, "reason": reason}
 		return send(c, a, http.MethodPost, "/admin/v1/budgets/release", body, func(w io.Writer, r admin.Released) {
+			if r.Freed == 0 {
+				fmt.Fprintf(w, "%s holds nothing of any budget; headgate audit --action budget.release lists what was released\n", args[0])
+				return
+			}
 			fmt.Fprintf(w, "$%s that %s held are free again\n", r.Freed, args[0])
 		})
 	}

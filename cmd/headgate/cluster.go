@@ -70,7 +70,7 @@ func auditCommand() *cobra.Command {
 	a := adminFlags(c)
 	c.Flags().IntVar(&limit, "limit", 100, "the last so many")
 	c.Flags().StringVar(&q.since, "since", "", "only from this day or moment on")
-	c.Flags().StringVar(&q.object, "object", "", "only changes of this")
+	c.Flags().StringVar(&q.object, "object", "", "only changes of this, or of what has it in its name")
 	c.Flags().StringVar(&q.actor, "actor", "", "only by this token")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		v := url.Values{"limit": {strconv.Itoa(limit)}}

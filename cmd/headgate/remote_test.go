@@ -144,14 +144,14 @@ func (f *fakeCluster) config() admin.Config {
 			}
 			return []admin.Budget{
 				{Tenant: "acme", Budget: "org-month", Scope: "org", Mode: "strict", Period: "month", End: fakeTime, Amount: 250e9, Spent: 249_999_999_999, Outstanding: 1, Percent: 100, Holders: []admin.BudgetHolder{{Node: "gw-1", Incarnation: "ab", Outstanding: 1}}},
-				{Tenant: "acme", Budget: "key-day", Scope: "key+model", Subject: "k\x1fm", Mode: "normal", Period: "day", Amount: 0, Spent: 5e8, Left: -5e8, Stale: true, Holders: []admin.BudgetHolder{{Incarnation: "cd", Outstanding: 2e9}}},
+				{Tenant: "acme", Budget: "key-day", Scope: "key+model", Subject: "k\x1fm", Mode: "normal", Period: "day", Amount: 0, Spent: 5e8, Left: -5e8, Stale: true, Holders: []admin.BudgetHolder{{Node: "gw-9", Gone: true, Incarnation: "cd", Outstanding: 2e9}}},
 			}, nil
 		},
 		AdjustBudget: func(_ context.Context, _ admin.Actor, b admin.BudgetAdjustment) (admin.Adjusted, error) {
 			f.note(b)
 			return admin.Adjusted{Spent: 187_500_000_000, Left: 62_500_000_000}, nil
 		},
-		Holders: always([]admin.BudgetHolder{{Incarnation: "cd", Outstanding: 2e9, Accounts: 1}, {Node: "gw-1", Incarnation: "ab", Outstanding: 1, Accounts: 3}}),
+		Holders: always([]admin.BudgetHolder{{Node: "gw-9", Gone: true, Incarnation: "cd", Outstanding: 2e9, Accounts: 1}, {Node: "gw-1", Incarnation: "ab", Outstanding: 1, Accounts: 3}}),
 		ReleaseBudget: func(_ context.Context, _ admin.Actor, b admin.BudgetRelease) (admin.Released, error) {
 			f.note(b)
 			return admin.Released{Freed: 2e9}, nil
@@ -288,7 +288,7 @@ func TestCommandsAsk(t *testing.T) {
 		{"budgets show acme", nil, []string{
 			"BUDGET     SCOPE      SUBJECT  MODE    SPENT           OF       USED   OUTSTANDING   LEFT    PERIOD      ENDS                  HELD BY\n",
 			"org-month  org                 strict  $249.999999999  $250.00  99.9%  $0.000000001  $0.00   month       2026-06-01T12:00:00Z  gw-1 $0.000000001\n",
-			"key-day    key+model  k / m    normal  $0.50           $0.00           $0.00         -$0.50  day (over)                        gone cd $2.00\n",
+			"key-day    key+model  k / m    normal  $0.50           $0.00           $0.00         -$0.50  day (over)                        gw-9 gone cd $2.00\n",
 		}},
 		{"budgets show", nil, []string{"TENANT  BUDGET", "acme    org-month"}},
 		{"budgets credit acme org-month 12.50 --reason outage", admin.BudgetAdjustment{Tenant: "acme", Budget: "org-month", Amount: -125e8, Reason: "outage"}, []string{"credit of $12.50: $187.50 of org-month are spent now, $62.50 are left\n"}},
@@ -298,7 +298,7 @@ func TestCommandsAsk(t *testing.T) {
 			[]string{"charge of $0.000000001"},
 		},
 		{"budgets charge --global fleet 5 --reason x", admin.BudgetAdjustment{Budget: "fleet", Amount: 5e9, Reason: "x"}, []string{"of fleet"}},
-		{"budgets holders", nil, []string{"NODE    INCARNATION  OUTSTANDING   ACCOUNTS\n(gone)  cd           $2.00         1\n"}},
+		{"budgets holders", nil, []string{"NODE         INCARNATION  OUTSTANDING   ACCOUNTS\ngw-9 (gone)  cd           $2.00         1\n"}},
 		{"budgets release gw-3 --incarnation cd --reason dead", admin.BudgetRelease{Node: "gw-3", Incarnation: "cd", Reason: "dead"}, []string{"$2.00 that gw-3 held are free again\n"}},
 		{"usage export", admin.UsageQuery{Location: time.UTC, Format: admin.UsageCSV, Partial: true}, []string{"tenant,cost_usd\r\nacme,0.5\r\n"}},
 		{

@@ -187,19 +187,27 @@ func showAccount(a *ledger.BudgetAccount, rule *budgetRule, names map[uint64]str
 	}
 	for _, h := range a.Holders {
 		if h.Outstanding > 0 {
-			b.Holders = append(b.Holders, budgetHolder(h.Holder, h.Outstanding, names))
+			b.Holders = append(b.Holders, budgetHolder(&h, h.Outstanding, names))
 		}
 	}
 	slices.SortFunc(b.Holders, compareHolders)
 	return b
 }
 
-func budgetHolder(incarnation uint64, outstanding int64, names map[uint64]string) admin.BudgetHolder {
-	return admin.BudgetHolder{Node: names[incarnation], Incarnation: fmt.Sprintf("%016x", incarnation), Outstanding: admin.USD(outstanding)}
+// budgetHolder words a holder. names are those of the members of the view.
+func budgetHolder(h *ledger.BudgetHolder, outstanding int64, names map[uint64]string) admin.BudgetHolder {
+	name, here := names[h.Holder]
+	return admin.BudgetHolder{Node: cmp.Or(name, h.Node), Gone: !here, Incarnation: fmt.Sprintf("%016x", h.Holder), Outstanding: admin.USD(outstanding)}
 }
 
 // compareHolders puts those first that may be gone for good.
 func compareHolders(a, b admin.BudgetHolder) int {
+	switch {
+	case a.Gone && !b.Gone:
+		return -1
+	case b.Gone && !a.Gone:
+		return 1
+	}
 	return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(b.Outstanding, a.Outstanding), cmp.Compare(a.Incarnation, b.Incarnation))
 }
 
@@ -217,7 +225,7 @@ func sumHolders(accounts []ledger.BudgetAccount, names map[uint64]string) []admi
 			}
 			s := sums[h.Holder]
 			if s == nil {
-				fresh := budgetHolder(h.Holder, 0, names)
+				fresh := budgetHolder(&h, 0, names)
 				s = &fresh
 				sums[h.Holder] = s
 			}

@@ -89,14 +89,14 @@ func TestShowBudgets(t *testing.T) {
 	today := time.Date(2026, 6, 15, 0, 0, 0, 0, time.UTC)
 	var none time.Time
 	accounts := []ledger.BudgetAccount{
-		account("acme", "month", "", june, july, 100e9, 200e9, ledger.BudgetHolder{Holder: 0xab, Outstanding: 10e9}, ledger.BudgetHolder{Holder: 0xcd, Outstanding: 5e9}, ledger.BudgetHolder{Holder: 0xef, Spent: 1}),
+		account("acme", "month", "", june, july, 100e9, 200e9, ledger.BudgetHolder{Holder: 0xab, Outstanding: 10e9}, ledger.BudgetHolder{Holder: 0xcd, Node: "gw-9", Outstanding: 5e9}, ledger.BudgetHolder{Holder: 0xef, Spent: 1}),
 		account("acme", "each", "k\x1fm", today, today.AddDate(0, 0, 1), 1e9, 2e9),
-		account("acme", "each", "k\x1fm", today.AddDate(0, 0, -1), today, 1e9, 1e9),                                                  // over
-		account("acme", "each", "l\x1fm", today.AddDate(0, 0, -1), today, 1e9, 1, ledger.BudgetHolder{Holder: 0xcd, Outstanding: 2}), // over, and held
+		account("acme", "each", "k\x1fm", today.AddDate(0, 0, -1), today, 1e9, 1e9),                                                                // over
+		account("acme", "each", "l\x1fm", today.AddDate(0, 0, -1), today, 1e9, 1, ledger.BudgetHolder{Holder: 0xcd, Node: "gw-9", Outstanding: 2}), // over, and held
 		account("", "pro/model", "m", none, none, 9e9, 1e9),
-		account("acme", "was", "", none, none, 9e9, 1e9, ledger.BudgetHolder{Holder: 0xcd, Outstanding: 3}), // not in the policy
+		account("acme", "was", "", none, none, 9e9, 1e9, ledger.BudgetHolder{Holder: 0xcd, Node: "gw-9", Outstanding: 3}), // not in the policy
 		account("acme", "was", "x", none, none, 9e9, 1e9),
-		account("", "gone/model", "m", none, none, 9e9, 1e9, ledger.BudgetHolder{Holder: 0xcd, Outstanding: 3}),
+		account("", "gone/model", "m", none, none, 9e9, 1e9, ledger.BudgetHolder{Holder: 0xcd, Node: "gw-9", Outstanding: 3}),
 	}
 	names := map[uint64]string{0xab: "gw-1"}
 	var got []string
@@ -114,9 +114,9 @@ func TestShowBudgets(t *testing.T) {
 		"|fleet  normal 0.00 of 1000.00, 0.00 out, 1000.00 left, 0%",
 		"|pro/model m normal 1.00 of 9.00, 0.00 out, 8.00 left, 11%",
 		"acme|each k\x1fm normal 2.00 of 1.00, 0.00 out, -1.00 left, 200%",
-		"acme|each l\x1fm normal 0.000000001 of 1.00, 0.000000002 out, 0.999999997 left, 0% /00cd 0.000000002 stale",
-		"acme|month  strict 200.00 of 250.00, 15.00 out, 35.00 left, 80% /00cd 5.00 gw-1/00ab 10.00", // the amount was raised
-		"acme|was   1.00 of 9.00, 0.000000003 out, 7.999999997 left, 11% /00cd 0.000000003 stale",
+		"acme|each l\x1fm normal 0.000000001 of 1.00, 0.000000002 out, 0.999999997 left, 0% gw-9/00cd 0.000000002 stale",
+		"acme|month  strict 200.00 of 250.00, 15.00 out, 35.00 left, 80% gw-9/00cd 5.00 gw-1/00ab 10.00", // the amount was raised
+		"acme|was   1.00 of 9.00, 0.000000003 out, 7.999999997 left, 11% gw-9/00cd 0.000000003 stale",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -127,7 +127,7 @@ func TestShowBudgets(t *testing.T) {
 	}
 
 	holders := sumHolders(accounts, names)
-	if want := []admin.BudgetHolder{{Incarnation: "00000000000000cd", Outstanding: 5e9 + 8, Accounts: 4}, {Node: "gw-1", Incarnation: "00000000000000ab", Outstanding: 10e9, Accounts: 1}}; !reflect.DeepEqual(holders, want) {
+	if want := []admin.BudgetHolder{{Node: "gw-9", Gone: true, Incarnation: "00000000000000cd", Outstanding: 5e9 + 8, Accounts: 4}, {Node: "gw-1", Incarnation: "00000000000000ab", Outstanding: 10e9, Accounts: 1}}; !reflect.DeepEqual(holders, want) {
 		t.Errorf("%+v", holders)
 	}
 }

@@ -116,7 +116,7 @@ func (n *Node) webhook() (webhook, bool) {
 // noticesOf an account are what people were not told of it yet.
 func noticesOf(a *ledger.BudgetAccount, now time.Time) (out []notice) {
 	base := notice{
-		Time: a.Time.UTC(), Tenant: a.Key.Tenant, Budget: cmp.Or(a.Terms.Name, a.Key.Limit), Amount: admin.USD(a.Terms.Amount), Spent: admin.USD(a.Spent), key: a.Key,
+		Time: a.CrossedAt.UTC(), Tenant: a.Key.Tenant, Budget: cmp.Or(a.Terms.Name, a.Key.Limit), Amount: admin.USD(a.Terms.Amount), Spent: admin.USD(a.Spent), key: a.Key,
 	}
 	of := fmt.Sprintf("budget %q", base.Budget)
 	if a.Key.Tenant != "" {
@@ -133,7 +133,7 @@ func noticesOf(a *ledger.BudgetAccount, now time.Time) (out []notice) {
 	if a.Crossed > a.Notified {
 		n := base
 		n.Event, n.Percent = "budget.alert", a.Crossed
-		n.ID = noticeID(&n, a.Time)
+		n.ID = noticeID(&n, a.CrossedAt)
 		n.Text = fmt.Sprintf("%s has passed %d %%: $%s of $%s are spent", of, n.Percent, n.Spent, n.Amount)
 		out = append(out, n)
 	}
@@ -150,15 +150,11 @@ func noticesOf(a *ledger.BudgetAccount, now time.Time) (out []notice) {
 	return out
 }
 
-// noticeID is the same for one alert on one day, and for one spike: what rolls, or was credited, may
-// pass a threshold again.
+// noticeID is the same for one alert, however often it is tried, and another where a threshold is passed again: of
+// what rolls, or was credited.
 func noticeID(n *notice, at time.Time) string {
 	h := sha256.New()
-	form := time.DateOnly
-	if n.Event == "budget.spike" {
-		form = time.RFC3339Nano
-	}
-	fmt.Fprintf(h, "%q %q %q %q %d %d %d %s", n.Event, n.key.Tenant, n.key.Limit, n.key.Subject, n.key.Start, n.key.End, n.Percent, at.UTC().Format(form))
+	fmt.Fprintf(h, "%q %q %q %q %d %d %d %d", n.Event, n.key.Tenant, n.key.Limit, n.key.Subject, n.key.Start, n.key.End, n.Percent, at.UnixNano())
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 

@@ -159,7 +159,7 @@ func TestNotices(t *testing.T) {
 	day := time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
 	a := ledger.BudgetAccount{
 		Key:   ledger.BudgetKey{Key: limiter.Key{Tenant: "acme", Limit: "month", Subject: "k\x1fm"}, Start: day.UnixNano(), End: day.AddDate(0, 1, 0).UnixNano()},
-		Terms: ledger.BudgetTerms{Amount: 250e9, Name: "month", Spike: ledger.Spike{Kill: true}}, Time: day.Add(time.Hour), Spent: 2005e8, Crossed: 80, Notified: 50, Spiked: day.Add(time.Minute),
+		Terms: ledger.BudgetTerms{Amount: 250e9, Name: "month", Spike: ledger.Spike{Kill: true}}, Time: day.Add(time.Hour), Spent: 2005e8, Crossed: 80, CrossedAt: day.Add(time.Hour), Notified: 50, Spiked: day.Add(time.Minute),
 	}
 	list := noticesOf(&a, day)
 	if len(list) != 2 || list[0].Event != "budget.alert" || list[1].Event != "budget.spike" || list[0].ID == list[1].ID || list[0].stale {
@@ -174,9 +174,14 @@ func TestNotices(t *testing.T) {
 	if !strings.Contains(list[1].Text, "killed") || !list[1].spike.Equal(a.Spiked) || list[1].Percent != 0 {
 		t.Errorf("%+v", list[1])
 	}
-	a.Spent, a.Time = 210e9, a.Time.Add(time.Minute)
+	a.Spent, a.Time = 210e9, a.Time.Add(26*time.Hour)
 	if again := noticesOf(&a, day); again[0].ID != list[0].ID || again[1].ID != list[1].ID {
 		t.Error("another try has another ID")
+	}
+	passed := a
+	passed.CrossedAt = a.CrossedAt.Add(time.Nanosecond)
+	if anew := noticesOf(&passed, day); anew[0].ID == list[0].ID || anew[1].ID != list[1].ID {
+		t.Error("what is passed anew has the ID of before")
 	}
 	if late := noticesOf(&a, day.AddDate(0, 1, 2)); !late[0].stale {
 		t.Error("a budget long over is told of")

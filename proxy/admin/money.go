@@ -81,7 +81,8 @@ type Budget struct {
 
 // BudgetHolder is a process of a node and what it holds.
 type BudgetHolder struct {
-	Node        string `json:"node,omitempty"` // "": no member of the view, so that it may be gone for good
+	Node        string `json:"node,omitempty"`
+	Gone        bool   `json:"gone,omitempty"` // no member of the view, so that it may be gone for good
 	Incarnation string `json:"incarnation"`    // of its process, hexadecimal
 	Outstanding USD    `json:"outstanding_usd"`
 	Accounts    int    `json:"accounts,omitempty"` // in a list of holders: in how many accounts
