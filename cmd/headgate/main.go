@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"headgate/bench/gateway"
+	"headgate/cluster/ledger"
 	"headgate/cmd/node"
 )
 
@@ -51,13 +53,13 @@ func run(ctx context.Context, args []string) int {
 		SilenceUsage: true, SilenceErrors: true, Version: version,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return fromEnvironment(c.Flags()) },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(), initCommand(),
 		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
 		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), budgetsCommand(), usageCommand(), auditCommand(), contentCommand(),
 		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
 	var config *node.ConfigError
 	var usage usageError
 	switch {
@@ -65,7 +67,7 @@ func run(ctx context.Context, args []string) int {
 		return exitOK
 	case errors.As(err, &usage) || errors.As(err, &config) || strings.HasPrefix(err.Error(), "unknown command"):
 		fmt.Fprintln(os.Stderr, "headgate:", err)
-		fmt.Fprintln(os.Stderr, "See headgate --help.")
+		fmt.Fprintf(os.Stderr, "See %s.\n", see(c, err))
 		return exitUsage
 	}
 	fmt.Fprintln(os.Stderr, "headgate:", err)
@@ -77,11 +79,67 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// policyError is a policy that is wrong, in the node's words.
+type policyError struct{ error }
+
+func (e policyError) Unwrap() error { return e.error }
+
+// see is where people read how it is done right.
+func see(c *cobra.Command, err error) string {
+	var problems ledger.Problems
+	var policy policyError
+	if errors.As(err, &problems) || errors.As(err, &policy) {
+		return "headgate docs policy"
+	}
+	return c.CommandPath() + " --help"
+}
+
+// flagError says what is wrong with a flag, and what may have been meant.
+func flagError(c *cobra.Command, err error) error {
+	var none *pflag.NotExistError
+	var value *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &value):
+		return usageError{fmt.Errorf("--%s: %s", value.GetFlag().Name, wrongValue(value.GetValue(), value.Unwrap()))}
+	case !errors.As(err, &none) || none.GetSpecifiedShortnames() != "":
+		return usageError{err}
+	}
+	name := none.GetSpecifiedName()
+	if arg := strings.ToUpper(name); slices.Contains(strings.FieldsFunc(c.Use, func(r rune) bool { return r < 'A' || r > 'Z' }), arg) {
+		return usageError{fmt.Errorf("%w; %s is an argument, not a flag: %s", err, arg, c.UseLine())}
+	}
+	var names []string
+	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if meant := ledger.Nearest(name, names); meant != "" {
+		err = fmt.Errorf("%w; did you mean --%s?", err, meant)
+	}
+	return usageError{err}
+}
+
+// wrongValue says in words what strconv says of a value; other errors stay as they are.
+func wrongValue(value string, err error) string {
+	var number *strconv.NumError
+	switch {
+	case !errors.As(err, &number):
+		return err.Error()
+	case errors.Is(err, strconv.ErrRange):
+		return fmt.Sprintf("%q is beyond what can be counted", value)
+	case number.Func == "ParseBool":
+		return fmt.Sprintf("%q is neither true nor false", value)
+	}
+	return fmt.Sprintf("%q is not a whole number", value)
+}
+
 // exactly is cobra.ExactArgs with our exit code.
 func exactly(n int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) != n {
-			return usageError{fmt.Errorf("%s takes %d arguments: %s", c.CommandPath(), n, c.Use)}
+		switch {
+		case len(args) != n && n == 0:
+			return usageError{fmt.Errorf("%s takes no argument, not %q: %s", c.CommandPath(), args[0], c.Use)}
+		case len(args) != n && n == 1:
+			return usageError{fmt.Errorf("%s takes one argument, not %d: %s", c.CommandPath(), len(args), c.Use)}
+		case len(args) != n:
+			return usageError{fmt.Errorf("%s takes %d arguments, not %d: %s", c.CommandPath(), n, len(args), c.Use)}
 		}
 		if slices.Contains(args, "") {
 			return usageError{fmt.Errorf("%s: an argument is empty: %s", c.CommandPath(), c.Use)}
@@ -96,7 +154,7 @@ func fromEnvironment(fs *pflag.FlagSet) (err error) {
 		name := "HEADGATE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		if v, ok := os.LookupEnv(name); ok && !f.Changed && err == nil {
 			if serr := fs.Set(f.Name, v); serr != nil {
-				err = usageError{fmt.Errorf("%s=%q: %w", name, v, serr)}
+				err = usageError{fmt.Errorf("%s: %s", name, wrongValue(v, serr))}
 			}
 		}
 	})

@@ -29,7 +29,13 @@ func applyCommand() *cobra.Command {
 	var q applying
 	c := &cobra.Command{
 		Use: "apply {-f FILE | --rollback REVISION}", Short: "Validate a policy, show what it changes, and put it in force on all nodes",
-		Example: "  headgate apply -f policy.yaml --dry-run\n  headgate apply -f policy.yaml --expected 12\n  headgate apply --rollback 11", Args: exactly(0),
+		Example: "  headgate apply -f policy.yaml --dry-run\n  headgate apply -f policy.yaml --expected 12\n  headgate apply --rollback 11",
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 && q.file == "" {
+				return usageError{fmt.Errorf("the policy file is a flag: headgate apply -f %s", args[0])}
+			}
+			return exactly(0)(c, args)
+		},
 	}
 	q.node = adminFlags(c)
 	c.Flags().StringVarP(&q.file, "file", "f", "", "policy file")
@@ -60,7 +66,11 @@ func applyCommand() *cobra.Command {
 		if len(v) > 0 {
 			path += "?" + v.Encode()
 		}
-		return show(c, q.node, http.MethodPut, path, text, printApplied)
+		err = show(c, q.node, http.MethodPut, path, text, printApplied)
+		if wrong, ok := errors.AsType[usageError](err); ok {
+			return usageError{policyError{wrong.error}}
+		}
+		return err
 	}
 	return c
 }
