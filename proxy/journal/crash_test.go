@@ -30,7 +30,7 @@ func testConfig(d *disk, incarnation uint64) Config {
 // abandon ends a Log's goroutine as a kill does: nothing reaches the disk any more.
 func abandon(l *Log) {
 	close(l.quit)
-	<-l.ended
+	<-l.synced
 }
 
 // span is what a request may count for an account: once it is known how it ended, low = high.

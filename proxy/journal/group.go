@@ -81,9 +81,6 @@ func NewGroups(by []string, loc *time.Location) (*Groups, error) {
 	}, nil
 }
 
-// By gives the fields.
-func (g *Groups) By() []string { return slices.Clone(g.by) }
-
 // Add adds one request. What was Lost is no request and has no cost: it has a sum of its own.
 func (g *Groups) Add(u *Usage) error {
 	g.date(u.Time)

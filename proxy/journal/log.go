@@ -149,15 +149,15 @@ type Log struct {
 	renamed   bool   // the folder does
 	closing   bool
 	reserving int  // reservations on their way
-	shut      bool // this incarnation is Closed, or about to be
+	told      bool // the ledger of all of this incarnation: it is Closed, or about to be
 
 	buf     []byte        // of the one who writes
 	syncing sync.Mutex    // one sync at a time
 	losing  sync.Mutex    // one Lost at a time
 	wake    chan struct{} // asks the syncer for a round
 	quit    chan struct{} // ends it
-	ended   chan struct{} // it has
-	closed  chan struct{} // Close has
+	synced  chan struct{} // it has ended
+	over    chan struct{} // Close has
 }
 
 // Open reads what earlier processes left in the folder, records what they left open as
@@ -178,7 +178,7 @@ func Open(cfg Config) (*Log, error) {
 	}
 	l := &Log{
 		cfg: cfg, folder: f, lock: lock, wake: make(chan struct{}, 1),
-		quit: make(chan struct{}), ended: make(chan struct{}), closed: make(chan struct{}),
+		quit: make(chan struct{}), synced: make(chan struct{}), over: make(chan struct{}),
 	}
 	if err := l.start(); err != nil {
 		if l.file != nil {
@@ -396,12 +396,12 @@ func (l *Log) Close(ctx context.Context) error {
 	l.closing = true
 	l.mu.Unlock()
 	if !first {
-		<-l.closed
+		<-l.over
 		return nil
 	}
-	defer close(l.closed)
+	defer close(l.over)
 	close(l.quit)
-	<-l.ended
+	<-l.synced
 	err := l.drain(ctx)
 	err = errors.Join(err, l.syncOnce())
 	if err == nil {

@@ -136,43 +136,22 @@ func ReadFrom(ctx context.Context, conn grpc.ClientConnInterface, q Query, fn fu
 }
 
 // GroupFrom adds to g what q picks of another node; the grouping happens there, in g's
-// location, which must have a name of the IANA data base. On an error g is as it was.
+// location, which must have a name of the IANA data base. On an error g may have a part of it.
 func GroupFrom(ctx context.Context, conn grpc.ClientConnInterface, q Query, g *Groups) error {
 	in := q.proto()
 	in.Grouped, in.By, in.TimeZone = true, g.by, g.loc.String()
 	if in.TimeZone == "Local" {
 		return errors.New("journal: the time zone must have a name, such as Europe/Paris: \"Local\" is another on each machine")
 	}
-	var rows []Row
-	err := receive(ctx, conn, in, func(page *pb.Page) error {
-		if len(rows)+len(page.GetRows()) > MaxGroups {
-			return ErrTooManyGroups
-		}
+	return receive(ctx, conn, in, func(page *pb.Page) error {
 		for _, m := range page.GetRows() {
-			rows = append(rows, rowFrom(m))
+			row := rowFrom(m)
+			if err := g.AddRow(&row); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	// All or none: first see whether they fit, with a copy that has no sums.
-	trial := *g
-	trial.rows = make(map[string]*Row, len(g.rows)+len(rows))
-	for key := range g.rows {
-		trial.rows[key] = &Row{}
-	}
-	for i := range rows {
-		if err := trial.AddRow(&rows[i]); err != nil {
-			return err
-		}
-	}
-	for i := range rows {
-		if err := g.AddRow(&rows[i]); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // receive hands the pages of a query to each.

@@ -10,7 +10,7 @@ import (
 // syncer brings what was written to the disk, a short while after it was, tries a disk that
 // refuses, and removes old segments.
 func (l *Log) syncer() {
-	defer close(l.ended)
+	defer close(l.synced)
 	hourly := time.NewTicker(keepEvery)
 	defer hourly.Stop()
 	pause := time.NewTimer(l.cfg.SyncEvery)

@@ -112,7 +112,7 @@ func (l *Log) admit(e *entry) (ok bool, err error) {
 		case b == l.own && len(b.open)+l.reserving > 0:
 			return false, errors.New("requests are still open")
 		case b == l.own:
-			l.shut = true
+			l.told = true
 		}
 	}
 	return true, nil
@@ -120,7 +120,7 @@ func (l *Log) admit(e *entry) (ok bool, err error) {
 
 func (l *Log) admitReservation(p *pending) (bool, error) {
 	switch {
-	case l.shut:
+	case l.told:
 		return false, ErrClosed
 	case l.failing != nil:
 		return false, fmt.Errorf("%w: %w", ErrFailing, l.failing)
