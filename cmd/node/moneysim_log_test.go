@@ -157,12 +157,11 @@ func (l *simLog) propose(ctx context.Context, p *simProc, c *ledgerpb.Command, d
 		defer cancel()
 	}
 	w.mu.Lock()
-	apart, term := p.node.apart || l.leaderless, l.term
+	apart, term, faulty := p.node.apart || l.leaderless, l.term, w.faults.log
 	w.mu.Unlock()
 	if p.disk.isDead() { // and so is the process
 		return nil, ledger.ErrNoLeader
 	}
-	faulty := w.faults.log
 	late := func() {
 		if faulty && dice.IntN(2) == 0 {
 			w.later(between(dice, 10*time.Millisecond, 4*time.Second), func() { l.append(c) })

@@ -246,11 +246,12 @@ func (w *simWorld) start(n *simNode) {
 			_ = log.Close(ended())
 		}
 		n.disk = n.disk.killed()
-		w.note("%s died while it started", n.name)
 		return
 	}
 	if err != nil {
+		w.mu.Lock()
 		w.fail("%s: open the journal: %v", n.name, err)
+		w.mu.Unlock()
 		return
 	}
 	n.disk.light(0, 0, nil)
@@ -266,8 +267,7 @@ func (w *simWorld) start(n *simNode) {
 		Override: p.override.Load,
 	})
 	if err != nil {
-		w.fail("%s: %v", n.name, err)
-		return
+		panic(err)
 	}
 	p.m.terms = func(k ledger.BudgetKey) (t ledger.BudgetTerms) {
 		w.mu.Lock()
@@ -650,6 +650,13 @@ func (w *simWorld) run() {
 	w.busy.Wait()
 }
 
+// running is the process that runs on a node, or nil.
+func (w *simWorld) running(n *simNode) *simProc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return n.proc
+}
+
 func (w *simWorld) broke() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -659,9 +666,7 @@ func (w *simWorld) broke() bool {
 // step lets something happen.
 func (w *simWorld) step() {
 	n := w.nodes[w.rng.IntN(len(w.nodes))]
-	w.mu.Lock()
-	p := n.proc
-	w.mu.Unlock()
+	p := w.running(n)
 	if p == nil {
 		if w.rng.IntN(4) == 0 && !n.gone {
 			w.start(n)
@@ -818,7 +823,7 @@ func (w *simWorld) settleAll() {
 	w.mu.Unlock()
 	time.Sleep(8 * time.Second) // what was late has come, and requests have ended
 	for _, n := range w.nodes {
-		if n.proc == nil && !n.gone {
+		if w.running(n) == nil && !n.gone {
 			w.start(n)
 		}
 	}
@@ -827,7 +832,10 @@ func (w *simWorld) settleAll() {
 		if w.broke() {
 			return
 		}
-		waiting := slices.IndexFunc(w.nodes, func(n *simNode) bool { return n.proc != nil && len(n.proc.m.journal.Unclosed()) > 0 })
+		waiting := slices.IndexFunc(w.nodes, func(n *simNode) bool {
+			p := w.running(n)
+			return p != nil && len(p.m.journal.Unclosed()) > 0
+		})
 		if waiting < 0 {
 			break
 		}
@@ -839,8 +847,8 @@ func (w *simWorld) settleAll() {
 		}
 	}
 	for _, n := range w.nodes {
-		if n.proc != nil {
-			w.stop(n.proc)
+		if p := w.running(n); p != nil {
+			w.stop(p)
 		}
 	}
 	w.mu.Lock()
