@@ -127,6 +127,11 @@ func (a *client) open(ctx context.Context, method, path string, body io.Reader) 
 	if err != nil {
 		return nil, err
 	}
+	if scheme, _, ok := strings.Cut(a.url, "://"); !ok {
+		return nil, usageError{fmt.Errorf("--admin: %q has no scheme: write http://%s, or https:// where the node has a certificate", a.url, a.url)}
+	} else if scheme != "http" && scheme != "https" {
+		return nil, usageError{fmt.Errorf("--admin: %s is neither http nor https", scheme)}
+	}
 	hc, err := a.http()
 	if err != nil {
 		return nil, err
@@ -155,11 +160,20 @@ func noAnswer(asked bool, err error) error {
 	switch {
 	case errors.As(err, &authority):
 		return fmt.Errorf("the node's certificate is not trusted: %w; name the file of its authority with --ca", err)
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return errors.New("what answers at --admin has no TLS: write http://, not https://")
 	case asked:
 		return lost(err)
 	}
 	return fmt.Errorf("no answer from the node: %w; is it running, and is --admin right?", err)
 }
+
+// What a wrong address answers: a TLS server of Go to one who speaks without, and a node's front door to
+// an admin token.
+const (
+	plainToTLS            = "HTTP request to an HTTPS server"
+	frontDoor  admin.Code = "invalid_api_key"
+)
 
 // refused makes an error of an answer.
 func refused(resp *http.Response) error {
@@ -171,11 +185,16 @@ func refused(resp *http.Response) error {
 		}
 	}
 	if json.Unmarshal(raw, &e) != nil || e.Error.Message == "" {
+		if bytes.Contains(raw, []byte(plainToTLS)) {
+			return errors.New("what answers at --admin has TLS: write https://, not http://")
+		}
 		line, _, _ := strings.Cut(strings.TrimSpace(string(raw)), "\n")
 		return fmt.Errorf("status %d from what answers at --admin: %.200s", resp.StatusCode, line)
 	}
 	err := errors.New(e.Error.Message)
 	switch {
+	case e.Error.Code == frontDoor:
+		return errors.New("what answers at --admin is the front door of a node: the admin API is at its --admin-listen, 127.0.0.1:8081 by default")
 	case e.Error.Code == admin.NoQuorum:
 		return fmt.Errorf("%w; headgate docs recover says what to do", err)
 	case resp.StatusCode == http.StatusBadRequest: // such as a policy that cannot be applied

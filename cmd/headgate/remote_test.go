@@ -535,6 +535,10 @@ func TestAdminOverTLS(t *testing.T) {
 	if r := runCLI(t, f.env(), "status"); r.code != 1 || !strings.Contains(r.stderr, "with --ca") {
 		t.Errorf("%+v", r)
 	}
+	f.url = strings.Replace(s.URL, "https:", "http:", 1)
+	if r := runCLI(t, f.env(), "status"); r.code != 1 || !strings.Contains(r.stderr, "has TLS: write https://, not http://") {
+		t.Errorf("%+v", r)
+	}
 	if r := runCLI(t, f.env(), "status", "--ca", writeFile(t, "junk.pem", "junk")); r.code != 2 || !strings.Contains(r.stderr, "holds no certificate") {
 		t.Errorf("%+v", r)
 	}
@@ -550,6 +554,25 @@ func TestWhatIsNoNode(t *testing.T) {
 	r := runCLI(t, []string{"HEADGATE_ADMIN=" + s.URL, "HEADGATE_ADMIN_TOKEN=x"}, "status")
 	if r.code != 1 || !strings.Contains(r.stderr, "status 302 from what answers at --admin") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestWrongAddress is told from a node that is not there.
+func TestWrongAddress(t *testing.T) {
+	t.Parallel()
+	f := startCluster(t)
+	host := strings.TrimPrefix(f.url, "http://")
+	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", cliPolicy(startFake(t), 100, "")))
+	for url, want := range map[string]struct {
+		code int
+		says string
+	}{
+		host: {2, "write http://" + host}, "localhost": {2, "write http://localhost"}, "ftp://" + host: {2, "neither http nor https"}, "https://" + host: {1, "write http://, not https://"},
+		n.front: {1, "is the front door of a node: the admin API is at its --admin-listen"},
+	} {
+		if r := runCLI(t, []string{"HEADGATE_ADMIN_TOKEN=" + cliToken}, "status", "--admin", url); r.code != want.code || !strings.Contains(r.stderr, want.says) {
+			t.Errorf("%s: %+v", url, r)
+		}
 	}
 }
 
