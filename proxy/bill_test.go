@@ -5,12 +5,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"headgate/bench/fakevllm"
@@ -491,6 +493,56 @@ func TestTemplatesAreLearnt(t *testing.T) {
 	if n := w.metric("headgate_strict_overruns_total"); n != 1 {
 		t.Errorf("%v overruns", n)
 	}
+}
+
+// TestAnOddAnswerIsNoTemplateForEver: answers that show less take it back, and so does time where nobody gets an answer.
+func TestAnOddAnswerIsNoTemplateForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		input, media := 30_000, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:AAAA"}}]}],"max_tokens":5}`
+		log := newBuffer()
+		w := bubbled(t, setup{log: log, prefilter: edge1000(), around: func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprintf(w, `{"object":"chat.completion","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":5}}`, input)
+			})
+		}, change: budgeted(strict(budget("month", 1000*dollar)))})
+		reserved := func(body string) int64 {
+			if a := w.handle(call{body: body}); a.status != 200 {
+				t.Fatalf("%d: %s", a.status, a.body)
+			}
+			return w.till.bill(t).Reserved
+		}
+		usual := reserved(media)
+		if n := reserved(media); n != usual {
+			t.Errorf("a picture of many tokens is taken for a template: %d reserved, not %d", n, usual)
+		}
+		usual = reserved(chat)
+		if n := reserved(chat); n < 30_000*priceInput {
+			t.Errorf("%d reserved: nothing was learnt", n)
+		}
+		time.Sleep(4 * time.Minute)
+		reserved(chat)
+		time.Sleep(4 * time.Minute)
+		if n := reserved(chat); n < 30_000*priceInput {
+			t.Errorf("%d reserved: forgotten, though every answer shows it", n)
+		}
+		input = 6
+		for range 64 {
+			reserved(chat)
+		}
+		if n := reserved(chat); n != usual {
+			t.Errorf("%d reserved after 64 answers that show less, %d before", n, usual)
+		}
+		input = 30_000
+		reserved(chat)
+		time.Sleep(6 * time.Minute)
+		if n := reserved(chat); n != usual {
+			t.Errorf("%d reserved after a while without an answer, %d before", n, usual)
+		}
+		if warned := strings.Count(log.b.String(), `"template_tokens":`); warned != 3 {
+			t.Errorf("%d warnings, want one each time it was learnt", warned)
+		}
+	})
 }
 
 // TestExplainShowsBudgets, and changes nothing.

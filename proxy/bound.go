@@ -132,13 +132,19 @@ func (x *exchange) templated() bool {
 }
 
 // learnTemplate takes in what an answer shows of its model's template: input for which the
-// body does not account. Nearly every body does.
+// body does not account. Nearly every body does. What media become is not the template's.
 func (x *exchange) learnTemplate(u openai.Usage) {
-	if u.Input <= x.in.Bounds.Text || !x.templated() || x.in.Bounds.Beyond != "" || x.guessed {
+	in := &x.in
+	if !x.templated() || in.Bounds.Beyond != "" || x.guessed || in.Images+in.Audio+in.Video > 0 || in.FileBytes > 0 {
 		return
 	}
-	if more := u.Input - x.mostInput(); more > 0 {
-		x.p.est.learnTemplate(x.model, x.p.est.template(x.model)+more)
+	var more int64
+	if u.Input > in.Bounds.Text {
+		more = max(u.Input-x.mostInput()+x.p.est.template(x.model), 0)
+	}
+	if tell := x.p.est.learnTemplate(x.model, more, u.Input); tell > 0 {
+		x.p.cfg.Logger.Warn("an answer's input was longer than its request accounts for; strict budgets now reserve so much for the model's chat template: state template_tokens in the policy, or mend the backend",
+			"request_id", x.id, "model", x.model.Name, "backend", x.answer.backend, "template_tokens", tell)
 	}
 }
 

@@ -3,6 +3,7 @@ package proxy
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"headgate/limiter"
 	"headgate/proxy/openai"
@@ -12,8 +13,8 @@ import (
 // long a caller's answers are. It is safe for concurrent use and bounded.
 type estimator struct {
 	mu    sync.Mutex
-	texts map[string]*ratio // of answers; as many as there are models
-	added map[string]int64  // tokens of templates, where more than their models state was seen
+	texts map[string]*ratio    // of answers; as many as there are models
+	added map[string]*template // where more than their models state was seen
 
 	shards [estimatorShards]estimatorShard
 }
@@ -37,7 +38,9 @@ const (
 	learnBytes           = 256 // of input at least: of a short one the chat template is most
 	ratioRange           = 4   // times above or below where it started
 
-	maxTemplateTokens = 64 << 10 // that are learnt; a backend that says more is wrong
+	maxTemplateTokens = 64 << 10        // that are learnt; a backend that says more is wrong
+	templateAnswers   = 64              // answers that show less, after which less is believed
+	templateKept      = 5 * time.Minute // since it was last seen: where all are refused for it, no answer shows less
 
 	defaultImageTokens  = 1024
 	defaultAudioTokens  = 1500
@@ -59,7 +62,7 @@ type lengths struct {
 }
 
 func newEstimator() *estimator {
-	e := &estimator{texts: map[string]*ratio{}, added: map[string]int64{}}
+	e := &estimator{texts: map[string]*ratio{}, added: map[string]*template{}}
 	for i := range e.shards {
 		e.shards[i].inputs, e.shards[i].answers = map[callerModel]*ratio{}, map[callerModel]*lengths{}
 	}
@@ -156,16 +159,60 @@ func makeRoom[V any](m map[callerModel]V) {
 
 // template is how many tokens the chat template of a model adds at most, as far as is known.
 func (e *estimator) template(m *Model) int64 {
+	stated := orDefault(m.TemplateTokens, defaultTemplateTokens)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return max(e.added[m.Name], orDefault(m.TemplateTokens, defaultTemplateTokens))
+	t := e.added[m.Name]
+	if t == nil || t.tokens <= stated {
+		return stated
+	}
+	if time.Since(t.seen) > templateKept {
+		delete(e.added, m.Name)
+		return stated
+	}
+	return t.tokens
 }
 
-// learnTemplate takes in that it has added that many.
-func (e *estimator) learnTemplate(m *Model, tokens int64) {
+// template is what was seen of a chat template, more than its model states. One odd answer is no template for ever: it
+// would have strict budgets refuse everybody.
+type template struct {
+	tokens int64
+	seen   time.Time // when an answer last showed about so many
+	below  int       // answers since of which all input was less,
+	most   int64     // and no more than this
+	told   int64     // in the log
+}
+
+// learnTemplate takes in an answer that has added more than that, or of whose input all was so many. It says how
+// many are to be told to people; 0: nothing new.
+func (e *estimator) learnTemplate(m *Model, more, input int64) (tell int64) {
+	more = min(more, maxTemplateTokens)
+	stated := orDefault(m.TemplateTokens, defaultTemplateTokens)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.added[m.Name] = max(e.added[m.Name], min(tokens, maxTemplateTokens))
+	t := e.added[m.Name]
+	if t == nil {
+		if more <= stated {
+			return 0
+		}
+		t = &template{}
+		e.added[m.Name] = t
+	}
+	switch {
+	case more >= t.tokens/2:
+		t.seen, t.below, t.most = time.Now(), 0, 0
+		if t.tokens = max(t.tokens, more); t.tokens >= 2*t.told {
+			t.told = t.tokens
+			return t.tokens
+		}
+	case input < t.tokens:
+		if t.below, t.most = t.below+1, max(t.most, input); t.below == templateAnswers {
+			if t.tokens, t.told, t.below, t.most = t.most, t.most, 0, 0; t.tokens <= stated {
+				delete(e.added, m.Name)
+			}
+		}
+	}
+	return 0
 }
 
 // learnText takes in how many bytes of text an answer of so many tokens had.
