@@ -659,21 +659,6 @@ func (k *BudgetKey) describe() string {
 
 func (a *account) untold() bool { return a.Crossed > a.Notified || a.Spiked.After(a.SpikeTold) }
 
-// untold are the accounts of which people should be told, by key.
-func (s *State) untold(most int) []BudgetAccount {
-	keys := make([]BudgetKey, 0, len(s.tell))
-	for k := range s.tell {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, compareBudgetKeys)
-	var out []BudgetAccount
-	for _, k := range keys[:min(len(keys), max(0, most))] {
-		a, _ := s.budgets.find(k)
-		out = append(out, a.BudgetAccount)
-	}
-	return out
-}
-
 func (s *State) adjustBudget(c *ledgerpb.AdjustBudget) (changed bool, err error) {
 	k, amount, now := budgetKeyOf(c.GetKey()), c.GetAmount(), max(0, s.stamp)
 	if err := k.check(); err != nil {

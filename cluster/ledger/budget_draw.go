@@ -215,12 +215,10 @@ func (l *Ledger) Budget(key BudgetKey) (BudgetAccount, bool) {
 	return *a.at(nanoOrZero(l.Facts().Time)), true
 }
 
-// UntoldBudgets are the accounts whose Crossed is above Notified, or Spiked after SpikeTold: by key,
-// most at most. Config.Changed is called when there is another.
-func (l *Ledger) UntoldBudgets(most int) []BudgetAccount {
-	l.fsm.mu.Lock()
-	defer l.fsm.mu.Unlock()
-	return l.fsm.state.untold(most)
+// UntoldBudgets are the accounts whose Crossed is above Notified, or Spiked after SpikeTold: by key, from the first
+// after a key on (nil: from the first), most at most. Config.Changed is called when there is another.
+func (l *Ledger) UntoldBudgets(after *BudgetKey, most int) []BudgetAccount {
+	return l.fsm.untold(after, most)
 }
 
 func drawnOf(result *ledgerpb.Result) (BudgetDrawn, error) {

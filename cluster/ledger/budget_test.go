@@ -61,6 +61,8 @@ func budgetBodies() []any {
 
 func (b *bank) drawBudget(d BudgetDraw) (BudgetDrawn, error) { return drawnOf(b.result(d.message())) }
 
+func (b *bank) untold() []BudgetAccount { return (&fsm{state: b.s}).untold(nil, 9) }
+
 func (b *bank) account(t interface{ Fatalf(string, ...any) }, k BudgetKey) *account {
 	a, ok := b.s.budgets.find(k)
 	if !ok {
@@ -632,15 +634,39 @@ func TestAlerts(t *testing.T) {
 		if back := b.again(t).account(t, k); !a.CrossedAt.Equal(at) || !back.CrossedAt.Equal(at) {
 			t.Errorf("step %d: crossed at %v, read back %v, want %v", i+1, a.CrossedAt, back.CrossedAt, at)
 		}
-		if got := len(b.audited("budget.alert")); a.Crossed != c.crossed || got != c.alerts || len(b.s.untold(9)) == 1 != c.untold {
-			t.Errorf("step %d: %d spent: crossed %d, %d alerts, untold %v; want %+v", i+1, a.Spent, a.Crossed, got, b.s.untold(9), c)
+		if got := len(b.audited("budget.alert")); a.Crossed != c.crossed || got != c.alerts || len(b.untold()) == 1 != c.untold {
+			t.Errorf("step %d: %d spent: crossed %d, %d alerts, untold %v; want %+v", i+1, a.Spent, a.Crossed, got, b.untold(), c)
 		}
-		if back := b.again(t); len(back.s.untold(9)) != len(b.s.untold(9)) {
-			t.Errorf("step %d: read back, %d are untold", i+1, len(back.s.untold(9)))
+		if back := b.again(t); len(back.untold()) != len(b.untold()) {
+			t.Errorf("step %d: read back, %d are untold", i+1, len(back.untold()))
 		}
 	}
 	if first := b.audited("budget.alert")[0]; !strings.Contains(first, "budget org of tenant acme") || !strings.Contains(first, "50 %: 0.0000005 of 0.000001 dollars") {
 		t.Errorf("the alert says %q", first)
+	}
+}
+
+// TestUntoldGoOn from where the last ones ended, so that those that are refused hold up no others.
+func TestUntoldGoOn(t *testing.T) {
+	b := newBank(t)
+	for i := range 10 {
+		d := BudgetDraw{Key: monthly(fmt.Sprint("b", i)), Terms: BudgetTerms{Amount: 10, Revision: 1, Alerts: []int{50}, Name: "b"}, Holder: 1, N: 1, Spent: 4 + int64(i%3)}
+		_, err := b.drawBudget(d)
+		must(t, err)
+	}
+	var got []string
+	var after *BudgetKey
+	for f := (&fsm{state: b.s}); ; {
+		list := f.untold(after, 2)
+		for _, a := range list {
+			got, after = append(got, a.Key.Limit), &a.Key
+		}
+		if len(list) < 2 {
+			break
+		}
+	}
+	if want := []string{"b1", "b2", "b4", "b5", "b7", "b8"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
@@ -693,8 +719,8 @@ func TestNotified(t *testing.T) {
 		t.Helper()
 		r := b.result(&ledgerpb.BudgetNotified{Key: k.message(), Percent: percent, Spike: spike})
 		a := b.account(t, k)
-		if r.GetCode() != "" || a.Notified != notified || !a.SpikeTold.IsZero() || len(b.s.untold(9)) == 1 != untold {
-			t.Errorf("%v: told of %d %% and of a spike %v, untold %d", r, a.Notified, a.SpikeTold, len(b.s.untold(9)))
+		if r.GetCode() != "" || a.Notified != notified || !a.SpikeTold.IsZero() || len(b.untold()) == 1 != untold {
+			t.Errorf("%v: told of %d %% and of a spike %v, untold %d", r, a.Notified, a.SpikeTold, len(b.untold()))
 		}
 	}
 	tell(0, b.now, 0, true) // there was no spike
@@ -756,8 +782,8 @@ func TestSpikes(t *testing.T) {
 				spend(amount)
 			}
 			_, killed := b.s.Facts().Kills.Lookup(KillTenant, "acme")
-			if got := b.audited("budget.spike"); len(got) != c.spikes || killed != c.killed || len(b.s.untold(9)) != c.spikes {
-				t.Errorf("spikes %v, killed %v, untold %d", got, killed, len(b.s.untold(9)))
+			if got := b.audited("budget.spike"); len(got) != c.spikes || killed != c.killed || len(b.untold()) != c.spikes {
+				t.Errorf("spikes %v, killed %v, untold %d", got, killed, len(b.untold()))
 			}
 			if c.killed {
 				if got := b.audited("kill."); len(got) != 1 || !strings.HasPrefix(got[0], "budget org: tenant acme: on: 0.0000003") {
@@ -767,7 +793,7 @@ func TestSpikes(t *testing.T) {
 			if c.spikes > 0 {
 				at := b.account(t, k).Spiked
 				_ = b.result(&ledgerpb.BudgetNotified{Key: k.message(), Spike: at.UnixNano()})
-				if a := b.account(t, k); !a.SpikeTold.Equal(at) || len(b.s.untold(9)) != 0 {
+				if a := b.account(t, k); !a.SpikeTold.Equal(at) || len(b.untold()) != 0 {
 					t.Errorf("told of a spike at %v, not %v", a.SpikeTold, at)
 				}
 			}
@@ -1329,12 +1355,12 @@ func TestAWrongClockSpendsNothing(t *testing.T) {
 			t.Errorf("a clock that is right gives %+v, %v", got, err)
 		}
 		must(t, l.AdjustBudget(t.Context(), "bob", k, 50, "r"))
-		if untold := l.UntoldBudgets(5); len(untold) != 1 || untold[0].Crossed != 50 {
+		if untold := l.UntoldBudgets(nil, 5); len(untold) != 1 || untold[0].Crossed != 50 {
 			t.Errorf("untold are %+v", untold)
 		}
 		off.Store(26 * hour)
 		must(t, l.BudgetNotified(t.Context(), k, 50, time.Time{}))
-		if freed, err := l.ReleaseHolder(t.Context(), "bob", 1, "n1", "r"); err != nil || freed != 60 || len(l.UntoldBudgets(5)) != 0 {
+		if freed, err := l.ReleaseHolder(t.Context(), "bob", 1, "n1", "r"); err != nil || freed != 60 || len(l.UntoldBudgets(nil, 5)) != 0 {
 			t.Errorf("freed %d, %v", freed, err)
 		}
 		if _, err := l.ReleaseHolder(t.Context(), "bob", 2, "n2", "r"); err == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -160,6 +161,30 @@ func (f *fsm) budgets() []*account {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.state.budgets.all()
+}
+
+// untold see Ledger.UntoldBudgets. There may be many: entries are not held up while they are put in order.
+func (f *fsm) untold(after *BudgetKey, most int) (out []BudgetAccount) {
+	f.mu.Lock()
+	keys := make([]BudgetKey, 0, len(f.state.tell))
+	for k := range f.state.tell {
+		if after == nil || compareBudgetKeys(k, *after) > 0 {
+			keys = append(keys, k)
+		}
+	}
+	f.mu.Unlock()
+	slices.SortFunc(keys, compareBudgetKeys)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, k := range keys {
+		if len(out) >= most {
+			break
+		}
+		if a, ok := f.state.budgets.find(k); ok && a.untold() {
+			out = append(out, a.BudgetAccount)
+		}
+	}
+	return out
 }
 
 // Snapshot freezes the state; Persist writes it while entries go on being applied.

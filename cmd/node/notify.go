@@ -30,7 +30,8 @@ const (
 	notifyRest    = 5 * time.Minute
 	maxNotices    = 256 // of one round
 	maxReply      = 1 << 16
-	noticeStale   = 24 * time.Hour // after its period people are not told of a budget any more
+	noticeStale   = 24 * time.Hour     // after its period people are not told of a budget any more
+	noticeOld     = 7 * 24 * time.Hour // nor of what happened so long ago
 )
 
 // notice is what a webhook is told of a budget. The text is for people: most chat systems show
@@ -41,7 +42,7 @@ type notice struct {
 	Text    string    `json:"text"`
 	Cluster string    `json:"cluster"`
 	Node    string    `json:"node"` // that sends it
-	Time    time.Time `json:"time"` // of the ledger, when it looked; of a spike when it was
+	Time    time.Time `json:"time"` // of the ledger, when it happened
 	Tenant  string    `json:"tenant,omitempty"`
 	Budget  string    `json:"budget"`
 	Subject []string  `json:"subject,omitempty"` // whose budget it is: its parts
@@ -75,11 +76,16 @@ func (n *Node) notifier() *notifier {
 	l := n.cluster.Ledger()
 	client := newNotifyClient()
 	client.Transport = countNotices(n.registry, client.Transport)
+	var after *ledger.BudgetKey // those before were tried in the rounds before
 	return &notifier{
 		leads: l.IsLeader, hook: n.webhook, client: client, log: n.log,
 		pending: func(most int) (out []notice) {
 			now := n.wall()
-			for _, a := range l.UntoldBudgets(most) {
+			list := l.UntoldBudgets(after, most)
+			if after = nil; len(list) == most {
+				after = &list[most-1].Key
+			}
+			for _, a := range list {
 				for _, notice := range noticesOf(&a, now) {
 					notice.Cluster, notice.Node = n.cfg.ClusterName, n.cfg.NodeID
 					out = append(out, notice)
@@ -132,14 +138,14 @@ func noticesOf(a *ledger.BudgetAccount, now time.Time) (out []notice) {
 	}
 	if a.Crossed > a.Notified {
 		n := base
-		n.Event, n.Percent = "budget.alert", a.Crossed
+		n.Event, n.Percent, n.stale = "budget.alert", a.Crossed, base.stale || now.Sub(a.CrossedAt) > noticeOld
 		n.ID = noticeID(&n, a.CrossedAt)
 		n.Text = fmt.Sprintf("%s has passed %d %%: $%s of $%s are spent", of, n.Percent, n.Spent, n.Amount)
 		out = append(out, n)
 	}
 	if a.Spiked.After(a.SpikeTold) {
 		n := base
-		n.Event, n.Time, n.spike = "budget.spike", a.Spiked.UTC(), a.Spiked
+		n.Event, n.Time, n.spike, n.stale = "budget.spike", a.Spiked.UTC(), a.Spiked, base.stale || now.Sub(a.Spiked) > noticeOld
 		n.ID = noticeID(&n, a.Spiked)
 		n.Text = fmt.Sprintf("spending of %s has suddenly risen: $%s of $%s are spent", of, n.Spent, n.Amount)
 		if a.Terms.Spike.Kill && a.Key.Tenant != "" {

@@ -186,6 +186,12 @@ func TestNotices(t *testing.T) {
 	if late := noticesOf(&a, day.AddDate(0, 1, 2)); !late[0].stale {
 		t.Error("a budget long over is told of")
 	}
+	passed.Key.Start, passed.Key.End = 0, 0
+	for days, stale := range map[int]bool{6: false, 8: true} {
+		if late := noticesOf(&passed, day.AddDate(0, 0, days)); late[0].stale != stale || late[1].stale != stale {
+			t.Errorf("what happened %d days ago: %+v", days, late)
+		}
+	}
 	a.Notified, a.SpikeTold = 80, a.Spiked
 	if list := noticesOf(&a, day); len(list) != 0 {
 		t.Errorf("told again: %+v", list)
