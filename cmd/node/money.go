@@ -305,12 +305,9 @@ func (n *Node) recalled(k ledger.BudgetKey) {
 const settleAgain = time.Second
 
 // settlePast tells the ledger what this node's earlier processes had spent when they died, and so gives back what
-// they had outstanding.
+// they had outstanding. It warns of those of which only the ledger knows.
 func (m *money) settlePast(ctx context.Context) {
 	past := m.journal.Unclosed()
-	if len(past) == 0 {
-		return
-	}
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for said := ""; ; {
@@ -321,9 +318,10 @@ func (m *money) settlePast(ctx context.Context) {
 		}
 		err := m.settleAll(ctx, past)
 		if err == nil {
+			m.warnOfUnknown(past)
 			return
 		}
-		if ctx.Err() == nil && err.Error() != said {
+		if len(past) > 0 && ctx.Err() == nil && err.Error() != said {
 			said = err.Error()
 			m.n.log.Info("what earlier processes of this node have spent waits for the ledger", "error", err)
 		}
@@ -347,6 +345,28 @@ func (m *money) settleAll(ctx context.Context, past []journal.Past) error {
 		first = cmp.Or(first, err)
 	}
 	return first
+}
+
+// warnOfUnknown says what processes of this node hold of which the usage log does not know: it is new, or another's.
+func (m *money) warnOfUnknown(past []journal.Past) {
+	held, processes := int64(0), map[uint64]bool{}
+	unknown := func(h *ledger.BudgetHolder) bool {
+		return h.Node == m.n.cfg.NodeID && h.Holder != m.n.self && h.Outstanding > 0 &&
+			!slices.ContainsFunc(past, func(p journal.Past) bool { return p.Incarnation == h.Holder })
+	}
+	for _, a := range m.bank().Budgets(func(a *ledger.BudgetAccount) bool {
+		return slices.ContainsFunc(a.Holders, func(h ledger.BudgetHolder) bool { return unknown(&h) })
+	}, ledger.MaxBudgets) {
+		for i := range a.Holders {
+			if h := &a.Holders[i]; unknown(h) {
+				held, processes[h.Holder] = held+min(h.Outstanding, ledger.MaxNano-held), true
+			}
+		}
+	}
+	if len(processes) > 0 {
+		m.n.log.Warn("the usage log knows nothing of earlier processes of this node that hold some of budgets: that counts as spent until you release it, see `headgate budgets holders`",
+			"processes", len(processes), "held_nano_usd", held)
+	}
 }
 
 func member(v *ledger.View, incarnation uint64) bool {

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -195,5 +197,31 @@ func TestWhatWasLostIsWrittenDown(t *testing.T) {
 	})
 	if err != nil || lost != 20 {
 		t.Errorf("%d are lost, %v, want 20", lost, err)
+	}
+}
+
+// TestUnknownProcessesAreNamed: the usage log was lost, or its folder is another's.
+func TestUnknownProcessesAreNamed(t *testing.T) {
+	held := func(holder uint64, node string, outstanding int64) ledger.BudgetAccount {
+		return ledger.BudgetAccount{Key: partOf("a", 0, 0, time.Time{}).Key, Holders: []ledger.BudgetHolder{{Holder: holder, Node: node, Outstanding: outstanding}}}
+	}
+	for name, c := range map[string]struct {
+		accounts []ledger.BudgetAccount
+		want     string
+	}{
+		"two of its own":    {[]ledger.BudgetAccount{held(5, "n", 30), held(6, "n", 4), held(5, "n", 2)}, "processes=2 held_nano_usd=36"},
+		"another node's":    {[]ledger.BudgetAccount{held(5, "m", 30)}, ""},
+		"one that is known": {[]ledger.BudgetAccount{held(1, "n", 30)}, ""},
+		"itself":            {[]ledger.BudgetAccount{held(2, "n", 30)}, ""},
+		"nothing is held":   {[]ledger.BudgetAccount{held(5, "n", 0)}, ""},
+	} {
+		w := &words{accounts: c.accounts}
+		m := diedWith(t, w, viewed{2}, "a")
+		var out bytes.Buffer
+		m.n.cfg.NodeID, m.n.log = "n", slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		m.settlePast(t.Context())
+		if got := out.String(); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: the log says %q, want %q", name, got, c.want)
+		}
 	}
 }
