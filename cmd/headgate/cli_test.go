@@ -674,6 +674,20 @@ func TestDemo(t *testing.T) {
 	}
 }
 
+// TestUnknownVariables are told of, by name only.
+func TestUnknownVariables(t *testing.T) {
+	t.Parallel()
+	policy := writeFile(t, "policy.yaml", cliPolicy(startFake(t), 100, ""))
+	n := startNode(t, []string{"HEADGATE_DATADIR=odd-value", "HEADGATE_LOG_LEVEL=info", "HEADGATE_ADMIN=http://x", "HEADGATE_PORT=tcp://10.0.0.1:80", "HEADGATE_PORT_80_TCP_ADDR=10.0.0.1", "HEADGATE_GW_SERVICE_PORT_HTTP=80"}, "--policy", policy)
+	contains(t, n.log.String(), `"variables that name no flag are ignored, unless the policy names them","variables":["HEADGATE_DATADIR"]}`)
+	if strings.Contains(n.log.String(), "odd-value") {
+		t.Error("the log has a variable's value")
+	}
+	if n = startNode(t, nil, "--policy", policy); strings.Contains(n.log.String(), "that name no flag") {
+		t.Error(n.log.String())
+	}
+}
+
 // TestLooking: what an operator can ask a node, for people and for programs.
 func TestLooking(t *testing.T) {
 	t.Parallel()

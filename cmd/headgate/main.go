@@ -148,10 +148,21 @@ func exactly(n int) cobra.PositionalArgs {
 	}
 }
 
+// Variables that are no flag's: secrets do not belong on a command line.
+const (
+	devKeyVariable = "HEADGATE_DEV_KEY"
+	tokenVariable  = "HEADGATE_ADMIN_TOKEN"
+)
+
+// variable is that of a flag.
+func variable(flag string) string {
+	return "HEADGATE_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
 // fromEnvironment sets the flags that the command line left out.
 func fromEnvironment(fs *pflag.FlagSet) (err error) {
 	fs.VisitAll(func(f *pflag.Flag) {
-		name := "HEADGATE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		name := variable(f.Name)
 		if v, ok := os.LookupEnv(name); ok && !f.Changed && err == nil {
 			if serr := fs.Set(f.Name, v); serr != nil {
 				err = usageError{fmt.Errorf("%s: %s", name, wrongValue(v, serr))}

@@ -68,7 +68,7 @@ func applyCommand() *cobra.Command {
 		}
 		err = show(c, q.node, http.MethodPut, path, text, printApplied)
 		if wrong, ok := errors.AsType[usageError](err); ok {
-			return usageError{policyError{wrong.error}}
+			return usageError{policyError(wrong)}
 		}
 		return err
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,12 +31,43 @@ func serveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if cfg.Logger, err = cfg.NewLogger(os.Stderr); err != nil {
+				return usageError{err}
+			}
+			if unknown := unknownVariables(c.Root(), os.Environ()); len(unknown) > 0 {
+				cfg.Logger.Warn("variables that name no flag are ignored, unless the policy names them", "variables", unknown)
+			}
 			return serve(c.Context(), cfg, nil)
 		},
 	}
 	c.Flags().StringVar(&file, "config", "", "file with the node's configuration; flags and environment go over it")
 	bindNode(c.Flags(), &flags)
 	return c
+}
+
+// ofKubernetes are variables that every pod beside a service called headgate has.
+var ofKubernetes = regexp.MustCompile(`^HEADGATE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP)(_[A-Z]+)?)?)$`)
+
+// unknownVariables are those of the environment that look like a flag of some command, and are none: a
+// slip, most often.
+func unknownVariables(root *cobra.Command, environ []string) (out []string) {
+	known := map[string]bool{devKeyVariable: true, tokenVariable: true}
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) { known[variable(f.Name)] = true })
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if strings.HasPrefix(name, "HEADGATE_") && !known[name] && !ofKubernetes.MatchString(name) {
+			out = append(out, name)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // bindNode makes the flags of a node's configuration; their defaults are what c holds.
@@ -117,7 +151,7 @@ func nodeConfig(set *pflag.FlagSet, file string) (node.Config, error) {
 		err = over.Set(f.Name, f.Value.String())
 	})
 	cfg.Version, cfg.Out = version, os.Stderr
-	cfg.DevKey, cfg.AdminToken = os.Getenv("HEADGATE_DEV_KEY"), os.Getenv("HEADGATE_ADMIN_TOKEN")
+	cfg.DevKey, cfg.AdminToken = os.Getenv(devKeyVariable), os.Getenv(tokenVariable)
 	return cfg, err
 }
 
