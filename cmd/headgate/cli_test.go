@@ -669,7 +669,7 @@ func TestDemo(t *testing.T) {
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err != nil {
+	if err := cmd.Wait(); err != nil || !strings.HasSuffix(out.String(), "\nstopped\n") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }

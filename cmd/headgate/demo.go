@@ -101,6 +101,10 @@ func demo(ctx context.Context, out io.Writer, cfg demoConfig) error {
 		return fmt.Errorf("the request failed: %w", err)
 	}
 	<-ctx.Done()
+	for _, n := range nodes {
+		n.stop()
+	}
+	fmt.Fprintln(out, "stopped")
 	return nil
 }
 
