@@ -71,14 +71,15 @@
 // the upper bound, the cap of the answer included, and writes that cap into the request. Is
 // less granted, the cap is what is affordable, down to one token (or min_tokens, or what
 // Anthropic's thinking needs), and X-Headgate-Degraded says so. It gets back only what the
-// backend itself has said it did not use:
+// backend itself has said it did not use, or what the stream shows that it did not:
 //
 //	how it ended                                     a strict budget is charged
 //	answered to its end, usage reported and plausible  usage
 //	the backend answers with an error status         nothing
 //	no backend can have received it                  nothing
 //	refused                                          nothing
-//	all else: cut, left, timed out, reset, no usage, an error inside a stream, a panic  what was reserved
+//	a stream that is cut, left, without usage, or fails inside  what was seen of it bounds it: see exchange.seen
+//	all else: no stream, not all of it seen, timed out, reset, a panic  what was reserved
 //
 // That is one figure for all budgets of a request, the usage log and the spend metric; limits
 // in dollars go by the table above.
