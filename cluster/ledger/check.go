@@ -95,11 +95,7 @@ func (c *checker) oneOf(at place, word string, words []string, optional bool) {
 	if word == "" && optional || slices.Contains(words, word) {
 		return
 	}
-	hint := ""
-	if meant := Nearest(word, words); meant != "" {
-		hint = fmt.Sprintf("; did you mean %q?", meant)
-	}
-	c.add(at, "%q is not one of %s%s", word, strings.Join(words, ", "), hint)
+	c.add(at, "%q is not one of %s%s", word, strings.Join(words, ", "), Hint(word, words))
 }
 
 // ref checks that a name refers to something.

@@ -369,14 +369,24 @@ const maxNamed = 8
 // didYouMean is the end of an error about a name that is none of names: the one that was meant, or else
 // which there are.
 func didYouMean(name string, names []string) string {
-	if meant := Nearest(name, names); meant != "" {
-		return fmt.Sprintf("; did you mean %q?", meant)
+	if hint := Hint(name, names); hint != "" {
+		return hint
 	}
 	more := ""
 	if len(names) > maxNamed {
 		names, more = names[:maxNamed], ", …"
 	}
 	return "; there are " + strings.Join(names, ", ") + more
+}
+
+// Hint is the end of an error about a name that is none of names: which was meant, "" where none is near.
+func Hint(name string, names []string) string { return hintOf(Nearest(name, names)) }
+
+func hintOf(meant string) string {
+	if meant == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", meant)
 }
 
 // Nearest is the candidate that somebody who wrote name may have meant: the one with the smallest edit

@@ -42,11 +42,7 @@ func LoadZone(name string) (*time.Location, error) {
 		}
 		return time.LoadLocationFromTZData(name, data)
 	}
-	hint := ""
-	if meant := nearestZone(name, names); meant != "" {
-		hint = fmt.Sprintf("; did you mean %q?", meant)
-	}
-	return nil, fmt.Errorf("there is no time zone %q: write a name of the IANA database, as in Europe/Berlin%s", clip(name), hint)
+	return nil, fmt.Errorf("there is no time zone %q: write a name of the IANA database, as in Europe/Berlin%s", clip(name), hintOf(nearestZone(name, names)))
 }
 
 // nearestZone is the zone that may be meant; a city alone means the first zone that is called after it.

@@ -629,8 +629,16 @@ func TestNearest(t *testing.T) {
 		of   []string
 		want string
 	}{
-		{"moth", periods, "month"}, {"Monthly", periods, "month"}, {"year", periods, ""}, {"", periods, ""}, {"team", scopeParts, ""}, {"hard", []string{"strict", "normal"}, ""},
-		{"emial", []string{"phone", "email"}, "email"}, {"acmee", []string{"acne-2", "acme"}, "acme"}, {"x", nil, ""}, {"por", []string{"free", "pro"}, "pro"},
+		{"moth", periods, "month"},
+		{"Monthly", periods, "month"},
+		{"year", periods, ""},
+		{"", periods, ""},
+		{"team", scopeParts, ""},
+		{"hard", []string{"strict", "normal"}, ""},
+		{"emial", []string{"phone", "email"}, "email"},
+		{"acmee", []string{"acne-2", "acme"}, "acme"},
+		{"x", nil, ""},
+		{"por", []string{"free", "pro"}, "pro"},
 	} {
 		if got := Nearest(c.name, c.of); got != c.want {
 			t.Errorf("%q: %q, want %q", c.name, got, c.want)

@@ -273,14 +273,11 @@ func moment(t time.Time) string {
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 	g := &cobra.Command{Use: use, Short: short, RunE: func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			names, hint := make([]string, 0, len(commands)), ""
+			names := make([]string, 0, len(commands))
 			for _, c := range commands {
 				names = append(names, c.Name())
 			}
-			if meant := ledger.Nearest(args[0], names); meant != "" {
-				hint = fmt.Sprintf("; did you mean %q?", meant)
-			}
-			return usageError{fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)}
+			return usageError{fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), ledger.Hint(args[0], names))}
 		}
 		return c.Help()
 	}}

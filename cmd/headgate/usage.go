@@ -166,11 +166,7 @@ func (a *client) warnUnknown(c *cobra.Command, tenant string) {
 	if slices.Contains(names, tenant) {
 		return
 	}
-	hint := ""
-	if meant := ledger.Nearest(tenant, names); meant != "" {
-		hint = fmt.Sprintf("; did you mean %q?", meant)
-	}
-	fmt.Fprintf(c.ErrOrStderr(), "headgate: warning: there is no tenant %q now%s\n", tenant, hint)
+	fmt.Fprintf(c.ErrOrStderr(), "headgate: warning: there is no tenant %q now%s\n", tenant, ledger.Hint(tenant, names))
 }
 
 // incomplete says which nodes an answer lacks; nil if none.
