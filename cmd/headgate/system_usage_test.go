@@ -140,7 +140,7 @@ func TestSystemRelease(t *testing.T) {
 	}
 	holder := func(gone bool) (found *admin.BudgetHolder) {
 		for _, h := range look[[]admin.BudgetHolder](g, asked, "holders") {
-			if gone && h.Node == "" || !gone && h.Node == dead.name {
+			if h.Gone == gone && h.Node == dead.name {
 				found = &h
 			}
 		}
