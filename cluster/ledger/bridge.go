@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"bytes"
 	"errors"
 
 	"github.com/hashicorp/raft"
@@ -27,7 +26,7 @@ func (b bridged) IsMonotonic() bool {
 }
 
 // bridge is what the entry holds that stands for a snapshot's last one. It is for comparing only.
-var bridge = []byte("in place of a snapshot's last entry")
+const bridge = "in place of a snapshot's last entry"
 
 // errBridge refuses to store it: whoever was sent it needs the snapshot, and is sent that once this entry is refused.
 var errBridge = errors.New("ledger: this entry stands for a snapshot that is not here")
@@ -41,7 +40,7 @@ func (b bridged) StoreLog(entry *raft.Log) error { return b.StoreLogs([]*raft.Lo
 // of before the restore.
 func (b bridged) StoreLogs(entries []*raft.Log) error {
 	for _, e := range entries {
-		if e.Type == raft.LogNoop && bytes.Equal(e.Data, bridge) {
+		if e.Type == raft.LogNoop && string(e.Data) == bridge {
 			return errBridge
 		}
 	}
@@ -61,7 +60,7 @@ func (b bridged) GetLog(index uint64, entry *raft.Log) error {
 	if err != nil || len(list) == 0 || list[0].Index != index {
 		return missing
 	}
-	*entry = raft.Log{Index: index, Term: list[0].Term, Type: raft.LogNoop, Data: bridge}
+	*entry = raft.Log{Index: index, Term: list[0].Term, Type: raft.LogNoop, Data: []byte(bridge)}
 	return nil
 }
 

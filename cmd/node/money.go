@@ -382,8 +382,7 @@ func member(v *ledger.View, incarnation uint64) bool {
 const lastDraw = 1 << 63
 
 const (
-	settleAtOnce = 32        // accounts; the ledger commits them together
-	trimmedAfter = time.Hour // after its period, at the soonest, the journal forgets an account
+	settleAtOnce = 32 // accounts; the ledger commits them together
 )
 
 // lastWord is what is said of an account for a process of before.
@@ -431,6 +430,8 @@ func (m *money) lastWords(p *journal.Past) (words []lastWord, damaged string) {
 		known[accounts[i].Key] = holder(&accounts[i], p.Incarnation)
 	}
 	damaged = p.Damaged
+	// Of these the journal may have known more.
+	forgotten := func(key ledger.BudgetKey) bool { return key.End != 0 && key.End < p.Forgotten }
 	// The journal is written before the ledger hears of it.
 	doubt := func(told, spent int64) {
 		if told > spent && damaged == "" {
@@ -444,25 +445,23 @@ func (m *money) lastWords(p *journal.Past) (words []lastWord, damaged string) {
 		key := budgetKey(&a.Account)
 		h := known[key]
 		delete(known, key)
-		if h != nil {
+		if h != nil && !forgotten(key) {
 			doubt(h.Spent-min(a.Lost, ledger.MaxNano), spent)
 		}
 		if h == nil || h.Outstanding > 0 || h.Spent != spent || p.Damaged != "" {
-			words = append(words, lastWord{key: key, spent: spent})
+			words = append(words, lastWord{key: key, spent: spent, lost: forgotten(key)})
 		}
 	}
-	trimmed := m.n.wall().Add(-trimmedAfter).UnixNano()
 	for i := range accounts {
 		key := accounts[i].Key
 		h := known[key]
 		if h == nil {
 			continue
 		}
-		ended := key.End != 0 && key.End < trimmed // the journal may have known it
-		if !ended {
+		if !forgotten(key) {
 			doubt(h.Spent, 0)
 		}
-		words = append(words, lastWord{key: key, lost: ended})
+		words = append(words, lastWord{key: key, lost: forgotten(key)})
 	}
 	for i := range words {
 		words[i].lost = words[i].lost || damaged != ""

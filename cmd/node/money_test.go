@@ -124,7 +124,9 @@ func TestLastWords(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := &words{accounts: c.accounts}
 			m := diedWith(t, w, viewed{2}, "a")
-			if err := m.settleAll(t.Context(), m.journal.Unclosed()); err != nil {
+			past := m.journal.Unclosed()
+			past[0].Forgotten = time.Now().UnixNano()
+			if err := m.settleAll(t.Context(), past); err != nil {
 				t.Fatal(err)
 			}
 			for b, lost := range c.lost {
