@@ -55,11 +55,11 @@ func onWire(t *testing.T, f func(*testing.T, *wire)) {
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(lis) }()
 		defer func() {
-			w.net.Close()
-			server.Stop()
+			server.Stop() // first: a listener that closes under it is an error
 			if err := <-served; err != nil {
 				t.Error(err)
 			}
+			w.net.Close()
 		}()
 		f(t, w)
 	})

@@ -146,6 +146,7 @@ func breaks() map[string]*simBreak {
 // TestMoneySimulationFinds breaks money at its seams: each must be found within a few seeds, else the simulation says
 // nothing about it.
 func TestMoneySimulationFinds(t *testing.T) {
+	skipUnderRace(t)
 	const seeds = 120
 	for name, broken := range breaks() {
 		t.Run(name, func(t *testing.T) {
