@@ -54,8 +54,8 @@ func TestOneLimitForAllNodes(t *testing.T) {
 }
 
 // TestHammeredBucketRefills: a bucket that is asked for without a rest refills all the same, and the
-// time at which it says that it will admit again does not move out. It is exact to a fifth of what one
-// request takes to refill: a lease does not know what its owner has.
+// time at which it says that it will admit again does not move out by more than what one request takes to
+// refill: a lease does not know what its owner has, and may say too little until it hears.
 func TestHammeredBucketRefills(t *testing.T) {
 	heavy(t)
 	up := newArrivals(t, "127.0.0.1:0")
@@ -71,7 +71,7 @@ func TestHammeredBucketRefills(t *testing.T) {
 			announced = 0
 		case http.StatusTooManyRequests:
 			refused++
-			if at := r.sent + int64(r.retryAfter); announced != 0 && at > announced+int64(200*time.Millisecond) {
+			if at := r.sent + int64(r.retryAfter); announced != 0 && at > announced+int64(time.Second) {
 				later++
 				t.Logf("%s after the start it says %s, %s later than before", seconds(time.Duration(r.sent-began)), seconds(r.retryAfter), seconds(time.Duration(at-announced)))
 			}
