@@ -192,6 +192,7 @@ func (m *money) record(b *proxy.Bill, h *held) error {
 		InputTokens: b.InputTokens, OutputTokens: b.OutputTokens, Cost: b.Reserved,
 	}
 	if h != nil {
+		r.Cost = 0
 		for i := range b.Charges {
 			c := &b.Charges[i]
 			counts := c.Most
@@ -199,6 +200,7 @@ func (m *money) record(b *proxy.Bill, h *held) error {
 				counts = c.Granted
 			}
 			h.parts[i] = journal.Part{Account: journalAccount(c), Amount: counts}
+			r.Cost = max(r.Cost, counts) // what a crash counts stands in the usage log as it does in the ledger
 		}
 		r.Parts = h.parts[:len(b.Charges)]
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"headgate/cluster/ledger"
 	"headgate/limiter"
+	"headgate/proxy"
 	"headgate/proxy/journal"
 )
 
@@ -225,5 +227,33 @@ func TestUnknownProcessesAreNamed(t *testing.T) {
 		if got := out.String(); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: the log says %q, want %q", name, got, c.want)
 		}
+	}
+}
+
+// TestACrashedRequestCostsWhatTheLedgerCounts: what a strict budget granted, which may be less than was asked for.
+func TestACrashedRequestCostsWhatTheLedgerCounts(t *testing.T) {
+	c := journal.Config{Dir: filepath.Join(t.TempDir(), "usage"), Node: "n", Incarnation: 1, BootID: "b", Logger: slog.New(slog.DiscardHandler), Zone: ledger.LoadZone}
+	l, err := journal.Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &money{n: &Node{}, journal: l}
+	b := proxy.Bill{RequestID: "clamped", Tenant: "acme", Reserved: 900, Charges: []proxy.BudgetCharge{
+		{Budget: &proxy.Budget{Strict: true}, Key: limiter.Key{Tenant: "acme", Limit: "month"}, Cost: 900, Least: 10, Most: 900, Granted: 300},
+	}}
+	if err := errors.Join(m.record(&b, new(held)), l.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	c.Incarnation = 2
+	if l, err = journal.Open(c); err != nil {
+		t.Fatal(err)
+	}
+	var costs []int64
+	err = l.Read(t.Context(), journal.Query{}, func(u *journal.Usage) error { costs = append(costs, u.Cost); return nil })
+	if err := errors.Join(err, l.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if past := l.Unclosed(); !slices.Equal(costs, []int64{300}) || len(past) != 1 || len(past[0].Accounts) != 1 || past[0].Accounts[0].Open != 300 {
+		t.Errorf("the usage log says %d, the ledger is told %+v; both should have 300", costs, past)
 	}
 }
