@@ -304,23 +304,28 @@ func (c *testCluster) voters() (ids []raft.ServerID) {
 	return ids
 }
 
-// settled waits until every node that is up holds the same state.
+// settled waits until every node that is up shows the same state, what was committed before or more. A node
+// shows it before it has told of it (Config.Changed).
 func (c *testCluster) settled() {
 	c.t.Helper()
-	want := c.leader().ledger.Facts()
+	least := c.leader().ledger.Facts().Changed
 	c.until("equal replicas", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		var first *Facts
 		for _, n := range c.nodes {
 			if n.ledger == nil {
 				continue
 			}
 			f := n.ledger.Facts()
-			if f.Hash != want.Hash || f.Changed != want.Changed {
+			if first == nil {
+				first = f
+			}
+			if f.Hash != first.Hash || f.Changed != first.Changed || f.Changed < least {
 				return false
 			}
 		}
-		return true
+		return first != nil
 	})
 }
 

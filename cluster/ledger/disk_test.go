@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -732,13 +733,17 @@ func TestEveryNodeSeesARestore(t *testing.T) {
 		}
 		c.start(away) // gets a snapshot
 		c.settled()
+		synctest.Wait() // a replica shows what it then tells
+		mu.Lock()
 		if n := len(back); n != 0 {
 			t.Errorf("put back without a restore: %v", back)
 		}
+		mu.Unlock()
 		_, err := c.leader().ledger.Restore(t.Context(), &backup, true)
 		must(t, err)
 		c.propose(c.leader(), set("x", "goes on"))
 		c.settled()
+		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
 		for _, n := range nodes {

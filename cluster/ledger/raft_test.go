@@ -176,6 +176,7 @@ func TestChangedIsToldOnEveryNode(t *testing.T) {
 		nodes := c.bootstrap(3)
 		index := c.propose(nodes[0], set("x", "v")).GetIndex()
 		c.settled()
+		synctest.Wait() // a replica shows what it then tells
 		seen := 0
 		for len(told) > 0 {
 			if <-told == index {
