@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -495,15 +496,12 @@ func (g *Gossip) Leave(ctx context.Context) error {
 	return nil
 }
 
+// sendLeave tells each member that memberlist has, by the addresses that it told of: its own are rewritten while they are read.
 func (g *Gossip) sendLeave() {
 	message := userMessage(messageLeave, g.cfg.Name, g.cfg.Incarnation)
 	slots := make(chan struct{}, 16)
 	var sent sync.WaitGroup
-	for _, node := range g.list.Members() {
-		if node.Name == g.cfg.Name {
-			continue
-		}
-		to := &memberlist.Node{Name: node.Name, Addr: slices.Clone(node.Addr), Port: node.Port}
+	for _, to := range g.listed() {
 		sent.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
@@ -512,6 +510,20 @@ func (g *Gossip) sendLeave() {
 		})
 	}
 	sent.Wait()
+}
+
+// listed are the members that memberlist has.
+func (g *Gossip) listed() (nodes []*memberlist.Node) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, m := range g.members {
+		at, err := netip.ParseAddrPort(m.Address)
+		if !m.listed || err != nil {
+			continue
+		}
+		nodes = append(nodes, &memberlist.Node{Name: m.Name, Addr: at.Addr().AsSlice(), Port: at.Port()})
+	}
+	return nodes
 }
 
 // Close stops at once, without a word to others, and waits for all that it started.

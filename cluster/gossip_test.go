@@ -267,6 +267,30 @@ func TestLeaveIsSeenAtOnceEvenThoughPacketsAreLost(t *testing.T) {
 	})
 }
 
+// TestNewsComeWhileOneLeaves: what memberlist hears of the others is not read while it writes it; the race detector looks.
+func TestNewsComeWhileOneLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		a, b, c := w.three()
+		var news sync.WaitGroup
+		news.Go(func() {
+			for range 20 {
+				if err := b.list.UpdateNode(time.Second); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		for range 200 {
+			a.sendLeave()
+			time.Sleep(5 * time.Millisecond) // virtual
+		}
+		news.Wait()
+		if !sees(b, "a", PeerLeft) || !sees(c, "a", PeerLeft) {
+			t.Error("not all were told")
+		}
+	})
+}
+
 func TestCrashIsSeenWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
