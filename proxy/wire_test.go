@@ -578,7 +578,7 @@ func TestWire24UsageIsDeductedOnce(t *testing.T) {
 func TestWire25CachedInputIsPricedOnce(t *testing.T) {
 	for path, body := range generating() {
 		for _, b := range []string{body, streaming(body)} {
-			w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.USD, 1_000_000_000)}, fake: fakevllm.Config{CachedFraction: 0.5}})
+			w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.USD, 1_000_000)}, fake: fakevllm.Config{CachedFraction: 0.5}})
 			w.do(call{path: path, body: b}).want(t, 200)
 			w.settled()
 			r := w.last()
