@@ -20,6 +20,7 @@ type Stream struct {
 	crlf  bool // a CRLF has been seen: a CR that ends a frame waits for its LF
 
 	like      likeness
+	whole     *Assembler // nil: nobody wants the answer whole
 	generated carried
 	reported  int64 // the output last reported,
 	since     int64 // and the most that has passed since; as generated.most before
@@ -48,6 +49,10 @@ func NewStream(kind Kind, hideUsage bool) *Stream {
 	}
 	return s
 }
+
+// Assemble gives a the events of the stream, hidden ones too, as they pass. Call it before the
+// first Feed.
+func (s *Stream) Assemble(a *Assembler) { s.whole = a }
 
 // Feed takes the next bytes from the upstream and calls emit for each frame that they
 // complete and that the client may see. What a frame says is learnt before it is
@@ -273,6 +278,9 @@ func (s *Stream) payload(frame []byte) []byte {
 func (s *Stream) read(frame []byte) (last, hidden bool) {
 	data := s.payload(frame)
 	s.first = false
+	if s.whole != nil && len(data) > 0 {
+		s.whole.Event(data)
+	}
 	if string(bytes.TrimSpace(data)) == "[DONE]" {
 		s.done = true
 		return true, false
