@@ -14,14 +14,15 @@ type edit struct {
 }
 
 // maxEdits is the members that are missing, the model, include_usage,
-// continuous_usage_stats and the caps.
-const maxEdits = 4 + maxCaps
+// continuous_usage_stats, cache_salt and the caps.
+const maxEdits = 5 + maxCaps
 
 // Changes are what the gateway needs changed in a body.
 type Changes struct {
 	Model        string // the upstream's name; "" leaves what is there
 	IncludeUsage bool   // ask a stream for its usage
 	Cap          int64  // the most tokens of an answer; 0 leaves what is there
+	CacheSalt    string // keeps the server's prefix cache apart; "" leaves what is there
 }
 
 // Pieces gives the edited body as slices to be sent one after the other: stretches of
@@ -32,7 +33,8 @@ type Changes struct {
 // c.IncludeUsage is set and the request streams in a shape that has the option,
 // include_usage is made true. Every cap that the route obeys and that is null or above c.Cap
 // becomes c.Cap; a body without one gets one; 0, which some servers take for no cap, becomes
-// c.Cap, except in a completion, where it is one. A stream that asked for continuous_usage_stats
+// c.Cap, except in a completion, where it is one. Where c.CacheSalt is set and a chat, a completion or
+// a response has no cache_salt of its own, or a null one, it gets that one. A stream that asked for continuous_usage_stats
 // without include_usage, which vLLM ignores, has them turned off, so that the added option
 // adds one chunk and nothing to the others. Every other byte stays.
 func (r *Request) Pieces(body []byte, c Changes) [][]byte {
@@ -88,6 +90,9 @@ func capName(kind Kind) string {
 	return "max_tokens"
 }
 
+// salted says whether servers know a cache_salt on routes of this kind.
+func salted(kind Kind) bool { return kind == Chat || kind == Completion || kind == Response }
+
 func (r *Request) jsonEdits(edits []edit, c Changes) []edit {
 	s := &r.spans
 	var added []byte // the members that are missing
@@ -105,6 +110,18 @@ func (r *Request) jsonEdits(edits []edit, c Changes) []edit {
 			added = append(added, ',')
 		}
 		added = strconv.AppendInt(append(append(append(added, '"'), capName(s.kind)...), `":`...), c.Cap, 10)
+	}
+	if c.CacheSalt != "" && salted(s.kind) {
+		salt, _ := jsontext.AppendQuote(nil, c.CacheSalt)
+		switch {
+		case s.nullSalt:
+			edits = append(edits, edit{s.salt, salt})
+		case s.salt.end == 0:
+			if len(added) > 0 {
+				added = append(added, ',')
+			}
+			added = append(append(added, `"cache_salt":`...), salt...)
+		}
 	}
 	if len(added) > 0 {
 		if !s.empty {

@@ -20,6 +20,9 @@ type spans struct {
 	continuous             span // …continuous_usage_stats
 	noOptions, nullOptions bool // stream_options is {}; is null
 
+	salt     span // cache_salt
+	nullSalt bool // …is null
+
 	caps [maxCaps]capSpan // those that the route obeys
 }
 
@@ -56,6 +59,7 @@ func (m *meter) top(name []byte, v int) int {
 	case "user":
 		return m.identity(v, &r.User)
 	case "previous_response_id":
+		m.looksUp(name, v)
 		return m.identity(v, &r.PreviousResponseID)
 	case "stream":
 		end := m.flag(v, m.field, &r.Stream)
@@ -87,6 +91,10 @@ func (m *meter) top(name []byte, v int) int {
 		return m.number(v, &m.n, maxSequences)
 	case "best_of":
 		return m.number(v, &m.bestOf, maxSequences)
+	case "temperature", "seed", "store", "cache_salt":
+		end := m.value(v, m.placeOf(name)) // whatever it is, the server judges it
+		m.setting(name, span{v, end})
+		return end
 	}
 	if m.kind == Response && string(name) == "request_id" && m.body[v] != 'n' {
 		return m.fail(v, m.field, "would name the stored response, perhaps another caller's; leave it out")
@@ -96,6 +104,7 @@ func (m *meter) top(name []byte, v int) int {
 	}
 	m.reaches(name, v)
 	m.hides(name, v)
+	m.looksUp(name, v)
 	at := m.placeOf(name)
 	if c := m.body[v]; at >= inPrompt && at <= inEmbeds && c != '[' {
 		if ids := false; c == '"' || c == '{' {
@@ -113,11 +122,7 @@ func (m *meter) top(name []byte, v int) int {
 // some servers would take it for that one. Plain lower-case names, which nearly all are,
 // do not reach the comparison.
 func folds(name []byte) bool {
-	plain := true
-	for _, c := range name {
-		plain = plain && c < 0x80 && (c < 'A' || c > 'Z')
-	}
-	if plain {
+	if isPlain(name) {
 		return false
 	}
 	for _, known := range [...]string{
@@ -129,6 +134,16 @@ func folds(name []byte) bool {
 		}
 	}
 	return false
+}
+
+// isPlain tells whether name is ASCII without capitals.
+func isPlain(name []byte) bool {
+	for _, c := range name {
+		if c >= 0x80 || c >= 'A' && c <= 'Z' {
+			return false
+		}
+	}
+	return true
 }
 
 // placeOf says what an uninterpreted member of the top level holds. Unknown fields
@@ -288,6 +303,26 @@ func (m *meter) number(v int, into *int64, limit int64) int {
 	}
 	*into = max(*into, x)
 	return end
+}
+
+// setting notes a member that the upstream may judge in peace: it costs nothing.
+func (m *meter) setting(name []byte, at span) {
+	r, raw := &m.req, m.body[at.start:min(at.end, len(m.body))]
+	switch string(name) {
+	case "temperature":
+		r.Sampling.Temperature, r.Sampling.HasTemperature = temperature(raw), !isNull(raw)
+	case "seed":
+		r.Sampling.HasSeed = !isNull(raw) && (m.kind == Chat || m.kind == Completion || m.kind == Response)
+	case "store":
+		switch {
+		case string(raw) == "false":
+			r.Store, r.HasStore = false, true
+		case !isNull(raw): // true, or what a server may take for it
+			r.Store, r.HasStore = true, true
+		}
+	case "cache_salt":
+		r.spans.salt, r.spans.nullSalt = at, isNull(raw)
+	}
 }
 
 // options reads stream_options.

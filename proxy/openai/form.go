@@ -41,7 +41,7 @@ func MeterMultipart(boundary string, body []byte) (Request, error) {
 		}
 		i = next
 	}
-	f.req.Sequences = max(f.n, 1)
+	f.req.Sequences, f.req.Sampling.N = max(f.n, 1), max(f.n, 1)
 	f.req.Bounds.Text = int64(len(body)) - f.req.FileBytes
 	return f.req, nil
 }

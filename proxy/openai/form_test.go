@@ -33,7 +33,10 @@ func TestMeterMultipart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.spans, r.Bounds = spans{}, Bounds{}
+	if r.Sampling.N != 3 {
+		t.Errorf("n is %d", r.Sampling.N)
+	}
+	r.spans, r.Bounds, r.Sampling = spans{}, Bounds{}, Sampling{}
 	want := Request{Model: "whisper", HasModel: true, Stream: true, Continuous: true, MaxOutput: 7, Sequences: 3, InputBytes: 3 + 65, FileBytes: 11, Audio: 1, Inputs: 1, User: "u"}
 	if r != want {
 		t.Errorf("got  %+v\nwant %+v", r, want)

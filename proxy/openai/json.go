@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"math"
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -205,6 +206,22 @@ func decodedLen(s []byte) int64 {
 		}
 	}
 	return int64(n)
+}
+
+// maxDecimal is longer than anybody writes a number that is not to be read exactly, in bytes.
+const maxDecimal = 64
+
+// temperature reads a valid JSON value as Sampling.Temperature says; null is 0.
+func temperature(v []byte) float64 {
+	if isNull(v) {
+		return 0
+	}
+	if c := v[0]; len(v) <= maxDecimal && (c == '-' || c >= '0' && c <= '9') {
+		if x, err := strconv.ParseFloat(string(v), 64); err == nil && x >= 0 {
+			return max(x, 0) // not -0
+		}
+	}
+	return math.Inf(1)
 }
 
 // integer reads a JSON number exactly, without floating point: 16, 16.0 and 1.6e1 are

@@ -29,7 +29,7 @@ const (
 // coerce. It keeps no reference to body. Memory beside the body is bounded by maxNames
 // and by the names written with escapes in the objects open at one time.
 func Meter(kind Kind, body []byte) (Request, error) {
-	m := meter{kind: kind, body: body, req: Request{MaxOutput: -1}}
+	m := meter{kind: kind, body: body, req: Request{MaxOutput: -1, Store: kind == Response}}
 	m.names.body = body
 	start, err := validate(body)
 	if err != nil {
@@ -286,13 +286,10 @@ func (m *meter) member(at place, p *part, name []byte, v int) int {
 	case inOptions:
 		return m.option(name, v)
 	case inMessage:
+		m.item(p, name, v)
 		switch string(name) {
 		case "content", "summary", "output":
 			return m.value(v, inContent)
-		case "type":
-			if m.kind == Response && unquote(m.body[v:skipValue(m.body, v)]) == "item_reference" {
-				m.req.Bounds.Beyond = "item_reference"
-			}
 		case "arguments": // JSON in a string: templates may read it and print it anew
 			if m.body[v] == '"' {
 				m.rendered += int64(skipString(m.body, v) - v)
@@ -329,7 +326,7 @@ func (m *meter) finish() {
 	if m.queries == 1 && m.prompts > 1 { // a cross-encoder reads the query with each document
 		r.InputBytes += m.queryBytes * (m.prompts - 1)
 	}
-	r.Sequences = max(m.n, m.bestOf, 1)
+	r.Sequences, r.Sampling.N = max(m.n, m.bestOf, 1), max(m.n, 1)
 	if m.bestOf > max(m.n, 1) {
 		r.Bounds.Hidden = "best_of"
 	}

@@ -24,7 +24,7 @@ func meterOK(t *testing.T, kind Kind, body string) Request {
 	if err != nil {
 		t.Fatalf("Meter(%.200s): %v", body, err)
 	}
-	r.spans, r.Bounds = spans{}, Bounds{}
+	r.spans, r.Bounds, r.Sampling, r.Store, r.Outside = spans{}, Bounds{}, Sampling{}, false, ""
 	return r
 }
 

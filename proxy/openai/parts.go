@@ -1,5 +1,7 @@
 package openai
 
+import "cmp"
+
 // part gathers what a content part or a source says before its object closes: the
 // members may come in any order.
 type part struct {
@@ -7,6 +9,7 @@ type part struct {
 	typed               byte // 'i', 'a' or 'v' by its type; 0 for text
 	sourced             bool // an Anthropic source is there and counts itself
 	textSource          bool
+	id, said            bool   // of an item: it has an id; it says what it is
 	beyond              string // its type, if that is of a medium without a known size
 	payload, raw        int64  // bytes of a source that turns out to be text, decoded and as written
 }
@@ -29,6 +32,11 @@ func (m *meter) part(p *part, name []byte, v int) int {
 		return m.value(v, inText)
 	case "cache_control":
 		return m.value(v, inSkip)
+	case "uuid":
+		if m.body[v] != 'n' { // of what the server may have cached under it
+			m.depends("uuid")
+		}
+		return m.label(name, v, inSchema)
 	case "image_url", "image", "input_image", "image_embeds", "image_pil", "file", "file_data", "file_url", "file_id":
 		seen = &p.image
 	case "input_audio", "audio_url", "audio", "audio_embeds":
@@ -47,8 +55,29 @@ func (m *meter) part(p *part, name []byte, v int) int {
 		m.req.Bounds.Beyond = string(name)
 	}
 	end := m.value(v, inSkip)
+	m.medium(name, m.body[v:end])
 	m.media += int64(end - v)
 	return end
+}
+
+// item reads what a message or an item says of itself.
+func (m *meter) item(p *part, name []byte, v int) {
+	switch string(name) {
+	case "type":
+		p.said = p.said || m.body[v] != 'n'
+		if m.kind == Response && unquote(m.body[v:skipValue(m.body, v)]) == "item_reference" {
+			m.req.Bounds.Beyond = "item_reference"
+			m.depends("item_reference")
+		}
+	case "role", "content":
+		p.said = true
+	case "id":
+		p.id = m.body[v] != 'n'
+	case "audio": // an earlier answer's, by its id
+		if m.body[v] != 'n' {
+			m.depends("audio")
+		}
+	}
 }
 
 // classify notes the type of a part or source.
@@ -82,6 +111,9 @@ func (m *meter) source(p *part, name []byte, v int) int {
 	case "data", "url", "file_id":
 		end := skipValue(m.body, v)
 		if raw := m.body[v:end]; isString(raw) {
+			if string(name) != "data" && !isData(raw) {
+				m.depends(clip(name))
+			}
 			p.payload += decodedLen(raw[1 : len(raw)-1])
 			p.raw += int64(len(raw))
 			return end
@@ -98,6 +130,9 @@ func (p *part) count(m *meter, at place) {
 		r.Bounds.Beyond = p.beyond
 	}
 	switch {
+	case at == inMessage && m.kind == Response && p.id && !p.said: // the type may be left out
+		r.Bounds.Beyond = cmp.Or(r.Bounds.Beyond, "item_reference")
+		m.depends("item_reference")
 	case at == inSource && p.textSource:
 		r.InputBytes += p.payload
 	case at == inSource:
@@ -106,6 +141,9 @@ func (p *part) count(m *meter, at place) {
 	case at == inContent:
 		// A type without a payload is a reference to a medium that the server has cached.
 		bare := !p.image && !p.audio && !p.video && !p.sourced
+		if bare && p.typed != 0 {
+			m.depends("uuid")
+		}
 		if p.image || bare && p.typed == 'i' {
 			r.Images++
 		}

@@ -40,13 +40,27 @@ type Request struct {
 	Video       int
 	Inputs      int64 // prompts, embedding inputs or documents; at least 1
 
-	Bounds Bounds
+	Bounds   Bounds
+	Sampling Sampling
 
 	PreviousResponseID string
 	Background         bool
 	User               string
+	Store              bool   // the server shall keep the answer, to be named later: store is true, or left out of a response
+	HasStore           bool   // store is true or false
+	Outside            string // a field by which the answer depends on what the body does not hold, "" where none is known; see outside.go
 
 	spans spans
+}
+
+// Sampling is what decides whether the same body gets the same answer. Of a form, only N is read.
+type Sampling struct {
+	// Temperature as a server reads it. What is no plain number of 0 or more, such as one in
+	// quotes, which servers coerce each in its own way, is +Inf: above every ceiling.
+	Temperature    float64
+	HasTemperature bool // temperature is there and not null; where it is not, the model's default holds
+	HasSeed        bool // seed is there and not null, on a route that obeys one
+	N              int64
 }
 
 // Bounds are what an upper bound of what a request may take is made of.
