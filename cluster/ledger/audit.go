@@ -67,12 +67,19 @@ type done struct {
 	id              [16]byte
 	index, revision uint64
 	refusal         *Refusal // nil: it was done
+	raised          *raised  // nil: it was no SetGeneration
 }
+
+// raised is what a SetGeneration gave.
+type raised struct{ now, previous uint64 }
 
 func (d *done) result() *ledgerpb.Result {
 	r := &ledgerpb.Result{Index: d.index, Revision: d.revision}
 	if d.refusal != nil {
 		r.Code, r.Message = d.refusal.Code, d.refusal.Message
+	}
+	if d.raised != nil {
+		r.Generation = &ledgerpb.GenerationResult{Now: d.raised.now, Previous: d.raised.previous}
 	}
 	return r
 }

@@ -79,9 +79,9 @@ func (l *Ledger) Restore(ctx context.Context, r io.Reader, force bool) (*Facts, 
 	return restored.Facts(), nil // and not what stands now: others may have changed it since
 }
 
-// successor is the cluster id, the view and the highest index so far, by which the past is replaced by the restored.
+// successor is the cluster id, the view, the highest index so far and the invalidations, by which the past is replaced by the restored.
 func successor(now, restored *Facts) *Facts {
-	next := &Facts{ClusterID: now.ClusterID, View: now.View, Index: max(now.Index, restored.Index)}
+	next := &Facts{ClusterID: now.ClusterID, View: now.View, Index: max(now.Index, restored.Index), Caches: now.Caches}
 	if now.Policy != nil {
 		next.Index = max(next.Index, now.Policy.Number())
 	}

@@ -184,6 +184,7 @@ func (c *checker) backend(at place, b *Backend, seen map[string]bool) {
 	if b.HealthPath != "" && !strings.HasPrefix(b.HealthPath, "/") {
 		c.add(at.field("health_path"), "health_path must begin with /")
 	}
+	c.oneOf(at.field("cache_salt"), b.CacheSalt, saltNames, true)
 }
 
 func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
@@ -202,6 +203,12 @@ func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
 	c.notNegative(at.field("template_tokens"), m.TemplateTokens)
 	c.notNegative(at.field("image_tokens"), m.ImageTokens)
 	c.notNegative(at.field("audio_tokens"), m.AudioTokens)
+	if m.DefaultTemperature != nil && *m.DefaultTemperature > maxTemperature {
+		c.add(at.field("default_temperature"), "a temperature is between 0 and %s", Factor(maxTemperature))
+	}
+	if c.notNegative(at.field("prefix_minimum"), m.PrefixMinimum); m.PrefixMinimum > maxPrefix {
+		c.add(at.field("prefix_minimum"), "a prefix of more than %d tokens is no provider's least", maxPrefix)
+	}
 	c.prices(at, &m.Price, &m.Flat, m.Gratis)
 	for i := range m.Prices {
 		d, in := &m.Prices[i], at.item("prices", i, "")
@@ -320,6 +327,7 @@ func (c *checker) plan(at place, p *Plan, seen, globals, globalBudgets map[strin
 		c.add(at.field("spread_users"), "spread_users is for limits whose scope names user, and the plan has none: remove it, or write such a scope")
 	}
 	c.oneOf(at.field("oversize"), p.Oversize, oversizes, true)
+	c.oneOf(at.field("cached"), p.Cached, cachedNames, true)
 	if time.Duration(p.Timeout) > time.Hour {
 		c.add(at.field("timeout"), "a timeout above 1h is not allowed")
 	}
@@ -462,21 +470,6 @@ func (c *checker) key(at place, k *Key, ids, hashes, tenants, models, surfaces m
 	}
 	if !k.Expires.IsZero() && time.Time(k.Expires).Unix() <= 0 {
 		c.add(at.field("expires"), "a key expires after 1970; `revoked: true` stops one")
-	}
-}
-
-func (c *checker) surface(at place, s *Surface, seen map[string]bool) {
-	c.name(at.field("name"), s.Name, seen)
-	c.oneOf(at.field("share"), s.Share, []string{"user", "tenant"}, true)
-	c.oneOf(at.field("volatility"), s.Volatility, []string{"static", "docs", "live", "personal"}, true)
-	for i, w := range s.Sensitive {
-		c.oneOf(at.item("sensitive", i, ""), w, []string{"personal", "financial", "medical", "legal"}, false)
-	}
-	if s.Exact != nil {
-		c.add(at.field("exact"), "the exact cache is not available yet; remove it")
-	}
-	if s.Semantic != nil {
-		c.add(at.field("semantic"), "the semantic cache is not available yet; remove it")
 	}
 }
 

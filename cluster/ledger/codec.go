@@ -18,8 +18,8 @@ import (
 )
 
 // snapshotVersion is the newest form of a snapshot that ReadState reads. Write writes the oldest that can hold it: 1
-// has no durable buckets, and 2 no budgets.
-const snapshotVersion = 3
+// has no durable buckets, 2 no budgets, and 3 nothing of caches.
+const snapshotVersion = 4
 
 // maxRecord bounds a record of a snapshot, in bytes: none is larger than a policy.
 const maxRecord = MaxCommand + 1<<20
@@ -30,18 +30,19 @@ type Capture struct {
 	facts    *Facts
 	nano     int64
 	shards   []*keyShard
-	audit    []*AuditEntry // and events behind it
+	audit    []*AuditEntry // and the other trails behind it
 	done     []done
 	durables []*durable
 	budgets  []*account
+	tags     []*tagged
 }
 
 // Capture takes the state as it is, in a time that does not depend on how many keys there
-// are (16384 shards), and that takes a few milliseconds for MaxDurable buckets and as many accounts. It is for the goroutine that applies.
+// are (16384 shards), and that takes a few milliseconds for MaxDurable buckets, as many accounts, and MaxTags. It is for the goroutine that applies.
 func (s *State) Capture() *Capture {
 	return &Capture{
-		facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: slices.Concat(s.audit.entries(), s.events.entries()), done: s.done.last(),
-		durables: s.durables.all(), budgets: s.budgets.all(),
+		facts: s.Facts(), nano: s.nano, shards: s.keys.table.Load().capture(), audit: slices.Concat(s.audit.entries(), s.events.entries(), s.tagTrail.entries()), done: s.done.last(),
+		durables: s.durables.all(), budgets: s.budgets.all(), tags: s.tags.records(),
 	}
 }
 
@@ -86,6 +87,7 @@ func (c *Capture) Write(w io.Writer) error {
 	for _, a := range c.budgets {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Budget{Budget: a.message()}})
 	}
+	c.writeCaches(sw)
 	for _, e := range c.audit {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_Audit{Audit: &ledgerpb.AuditEntry{
 			Index: e.Index, UnixNano: nanoOrZero(e.Time), Actor: e.Actor, Action: e.Action, Object: e.Object, Before: e.Before, After: e.After,
@@ -107,8 +109,10 @@ func (c *Capture) Write(w io.Writer) error {
 // version is the oldest that can hold it.
 func (c *Capture) version() uint32 {
 	switch {
-	case len(c.budgets) > 0:
+	case c.facts.Caches.used():
 		return snapshotVersion
+	case len(c.budgets) > 0:
+		return 3
 	case len(c.durables) > 0:
 		return 2
 	}
@@ -193,6 +197,7 @@ func ReadState(r io.Reader) (*State, error) {
 		r: bufio.NewReaderSize(r, 64<<10), sum: sha256.New(), state: NewState(),
 		kills: map[killName]*Kill{}, rungs: map[string]*Rung{}, tokens: Tokens{map[string]*Token{}, map[[32]byte]*Token{}},
 	}
+	sr.caches = sr.state.editCaches()
 	if err := sr.header(); err != nil {
 		return nil, err
 	}
@@ -228,6 +233,10 @@ type snapshotReader struct {
 	used   []uint32
 	audit  []*AuditEntry
 	events []*AuditEntry
+	tagged []*AuditEntry
+
+	caches         *cachesEdit
+	lastGeneration *cacheName
 
 	kills  map[killName]*Kill
 	rungs  map[string]*Rung
@@ -336,8 +345,11 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 	case *ledgerpb.Record_Audit:
 		e := b.Audit
 		into := &sr.audit
-		if budgetEvent(e.GetAction()) {
+		switch {
+		case budgetEvent(e.GetAction()):
 			into = &sr.events
+		case e.GetAction() == tagsAction:
+			into = &sr.tagged
 		}
 		*into = append(*into, &AuditEntry{e.GetIndex(), timeOrZero(e.GetUnixNano()), e.GetActor(), e.GetAction(), e.GetObject(), e.GetBefore(), e.GetAfter()})
 	case *ledgerpb.Record_Done:
@@ -346,6 +358,14 @@ func (sr *snapshotReader) take(rec *ledgerpb.Record) error {
 		return sr.takeDurable(b.Durable)
 	case *ledgerpb.Record_Budget:
 		return sr.takeBudget(b.Budget)
+	case *ledgerpb.Record_CacheCount:
+		return sr.takeCount(b.CacheCount)
+	case *ledgerpb.Record_CacheGeneration:
+		return sr.takeGeneration(b.CacheGeneration)
+	case *ledgerpb.Record_CacheFloor:
+		return sr.takeFloor(b.CacheFloor)
+	case *ledgerpb.Record_CacheTag:
+		return sr.takeTag(b.CacheTag)
 	default:
 		return sr.damaged("is of a kind that this version does not know")
 	}
@@ -363,6 +383,9 @@ func (sr *snapshotReader) takeDone(m *ledgerpb.Done) error {
 	}
 	if code := m.GetResult().GetCode(); code != "" {
 		d.refusal = &Refusal{code, m.GetResult().GetMessage()}
+	}
+	if g := m.GetResult().GetGeneration(); g != nil {
+		d.raised = &raised{g.GetNow(), g.GetPrevious()}
 	}
 	sr.state.done.add(d)
 	sr.record++
@@ -430,6 +453,10 @@ func (sr *snapshotReader) finish(msg []byte) (*State, error) {
 	}
 	s.audit.replace(sr.audit)
 	s.events.replace(sr.events)
+	s.tagTrail.replace(sr.tagged)
+	if sr.caches.next.count > 0 || sr.caches.generations.next.len() > 0 {
+		sr.caches.done()
+	}
 	s.work.Kills, s.work.Rungs, s.work.Tokens = Kills{sr.kills}, Rungs{sr.rungs}, sr.tokens
 	s.work.Index, s.work.Changed, s.nano = sr.head.GetIndex(), sr.head.GetChanged(), sr.head.GetUnixNano()
 	s.shown = s.work.Changed

@@ -26,14 +26,19 @@ func (c Change) String() string {
 
 // Diff lists what changes from old to new, in the order of the paths. Entries of lists
 // are matched by name (keys by id), so that moving one is no change. Of hashes it shows the
-// first digits only. A budget that is added or removed is one line in words; of one that is changed it shows
-// what changes.
+// first digits only. A budget or a cache that is added or removed is one line in words; of one that is changed it
+// shows what changes.
 func Diff(old, new *Policy) []Change {
 	a, b := map[string]string{}, map[string]string{}
 	flatten("", reflect.ValueOf(*old), a)
 	flatten("", reflect.ValueOf(*new), b)
-	wordBudgets(old, new, a, b)
-	wordBudgets(new, old, b, a)
+	for _, side := range [...]struct {
+		p, other *Policy
+		out      map[string]string
+	}{{old, new, a}, {new, old, b}} {
+		inWords(side.p.budgetsByPath(), side.other.budgetsByPath(), (*Budget).words, side.out)
+		inWords(side.p.cachesByPath(), side.other.cachesByPath(), (*Surface).words, side.out)
+	}
 	var out []Change
 	for path, v := range a {
 		if b[path] != v {
@@ -54,12 +59,10 @@ func Diff(old, new *Policy) []Change {
 	return out
 }
 
-// wordBudgets replaces the fields of p's budgets that the other policy lacks by one line each; out and others are
-// the two, flattened.
-func wordBudgets(p, other *Policy, out, others map[string]string) {
-	known := other.budgetsByPath()
-	for path, b := range p.budgetsByPath() {
-		if known[path] != nil {
+// inWords replaces the fields of what is here and not there by one line each; out has the policy of here, flattened.
+func inWords[T any](here, there map[string]T, words func(T) string, out map[string]string) {
+	for path, v := range here {
+		if _, ok := there[path]; ok {
 			continue
 		}
 		for field := range out {
@@ -67,7 +70,7 @@ func wordBudgets(p, other *Policy, out, others map[string]string) {
 				delete(out, field)
 			}
 		}
-		out[path] = b.words()
+		out[path] = words(v)
 	}
 }
 

@@ -41,14 +41,17 @@
 //     within the limit; the same number of an owner's command gives the same result.
 //   - Of a budget's account, spent + outstanding ≤ amount after every command, but for what was spent beyond
 //     what was granted, charged by hand, or granted before the amount was lowered.
-//   - The hash of the state covers policy, keys, kill switches, rungs, tokens, blocks and budgets; not the cluster's id,
-//     the view, the audit log or the remembered ids. So a backup has the same hash in another cluster.
+//   - A generation of the caches that is raised has a number that was never in force, and Caches.Valid never
+//     holds an answer for good that was asked for before one of its tags was invalidated, also where that was
+//     forgotten, or undone by a restore.
+//   - The hash of the state covers policy, keys, kill switches, rungs, tokens, blocks, budgets, generations and tags; not
+//     the cluster's id, the view, the count of invalidations, the audit log or the remembered ids. So a backup has the same hash in another cluster.
 //   - A damaged snapshot is refused whole, whatever bit of it was flipped.
 //
 // # Left out
 //
-// Caches do not exist yet. A policy that names a surface's exact or semantic cache is
-// refused: a setting that is accepted and does nothing would be a lie. Keys
+// What caches hold: only what of it does not count any more is agreed on. The semantic cache does not exist yet, and
+// a policy that names a surface's is refused: a setting that is accepted and does nothing would be a lie. Keys
 // are never deleted: a revoked one must stay known as such.
 //
 // # How it fails

@@ -25,9 +25,11 @@ type Facts struct {
 	View      *View // nil: none yet
 	Tokens    Tokens
 	KeyCount  int
-	Durables  int // buckets of durable limits
-	Budgets   int // accounts of budgets
-	// Hash is over the policy and its history, keys, kill switches, rungs, tokens, durable buckets and budgets: equal on
+	Caches    *Caches // nil: nothing was ever invalidated
+	Durables  int     // buckets of durable limits
+	Budgets   int     // accounts of budgets
+	// Hash is over the policy and its history, keys, kill switches, rungs, tokens, durable buckets, budgets, and generations and
+	// tags of caches: equal on
 	// replicas of equal content. See multisetHash for what it is good for.
 	Hash [32]byte
 }

@@ -36,6 +36,8 @@ type Index struct {
 	// Models are the policy's, in its order, each with the prices that are in force as its own. Policy.Models
 	// have the first ones.
 	Models []Model
+	// Surfaces are the policy's by name, compiled; never to be changed.
+	Surfaces map[string]*ResolvedSurface
 	// NextChange is when a step of a ramp changes a limit or a price changes next; zero if never.
 	NextChange time.Time
 
@@ -101,6 +103,10 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 		return nil, err
 	}
 	ix.price(now)
+	ix.Surfaces = make(map[string]*ResolvedSurface, len(p.Surfaces))
+	for i := range p.Surfaces {
+		ix.Surfaces[p.Surfaces[i].Name] = p.Surfaces[i].resolve()
+	}
 	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {
 		t, plan := &p.Tenants[i], plans[p.Tenants[i].Plan]

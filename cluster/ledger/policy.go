@@ -24,6 +24,8 @@ type Backend struct {
 	KeyFile    string `yaml:"key_file,omitempty"`
 	ServerName string `yaml:"server_name,omitempty"`
 	HealthPath string `yaml:"health_path,omitempty"`
+	// CacheSalt keeps the prefixes that the server caches apart: "" not at all, tenant by tenant.
+	CacheSalt string `yaml:"cache_salt,omitempty"`
 }
 
 // Model is a served model.
@@ -46,6 +48,10 @@ type Model struct {
 	AudioTokens    int64    `yaml:"audio_tokens,omitempty"`
 	BytesPerToken  Factor   `yaml:"bytes_per_token,omitempty"` // where the learned ratio starts
 	Fallback       []string `yaml:"fallback,omitempty"`
+	// DefaultTemperature is that of a request which names none: Temperature has it.
+	DefaultTemperature *Factor `yaml:"default_temperature,omitempty"`
+	// PrefixMinimum is the least that a prefix must have for the provider to cache it, in tokens; 0: not known.
+	PrefixMinimum int64 `yaml:"prefix_minimum,omitempty"`
 }
 
 // Plan is what a tenant has bought.
@@ -60,6 +66,8 @@ type Plan struct {
 	// SpreadUsers places the buckets of limits whose scope names user by tenant and user, not by tenant
 	// alone, so that a tenant of millions of users does not sit on one node.
 	SpreadUsers bool `yaml:"spread_users,omitempty"`
+	// Cached says what answers cost that the cache gave: free (as ""), or metered as if the model had answered.
+	Cached string `yaml:"cached,omitempty"`
 }
 
 // RampStep scales a plan's limits for tenants that are at least After old.
@@ -116,17 +124,6 @@ type Key struct {
 	Routes     []string `yaml:"routes,omitempty"`   // absent: all
 	Surfaces   []string `yaml:"surfaces,omitempty"` // those a client may name; "*": any
 	AssertUser bool     `yaml:"assert_user,omitempty"`
-}
-
-// Surface is a named product entry.
-type Surface struct {
-	Name            string   `yaml:"name"`
-	TemplateVersion string   `yaml:"template_version,omitempty"`
-	Share           string   `yaml:"share,omitempty"`
-	Sensitive       []string `yaml:"sensitive,omitempty"`
-	Volatility      string   `yaml:"volatility,omitempty"`
-	Exact           any      `yaml:"exact,omitempty"`    // refused until the cache exists
-	Semantic        any      `yaml:"semantic,omitempty"` // refused until the cache exists
 }
 
 // Global is what applies to everybody.

@@ -129,7 +129,6 @@ func TestParseRefuses(t *testing.T) {
 		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
 		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
 		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 14"},
-		"exact cache":        {replace("volatility: docs", "volatility: docs, exact: {ttl: 1h}"), "surfaces[docs-bot].exact"},
 		"semantic cache":     {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
 		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
 		"no such backend":    {replace("backends: [vllm-a], free", "backends: [vllm-b], free"), `there is no backend "vllm-b"; did you mean "vllm-a"`},

@@ -17,8 +17,8 @@ import (
 // behaviour is another version.
 //
 // 2 knows the blocks of durable limits; the arithmetic of package limiter that they use belongs to it. 3 knows
-// the accounts of budgets.
-const StateVersion = 3
+// the accounts of budgets, 4 the generations and tags of caches.
+const StateVersion = 4
 
 // Bounds of what the state holds.
 const (
@@ -36,6 +36,8 @@ const (
 	maxAuditBytes   = 16 << 20
 	maxEvents       = 2_000 // alerts and spikes of budgets, beside them
 	maxEventBytes   = 4 << 20
+	maxTagged       = 2_000 // invalidations of tags, beside those
+	maxTaggedBytes  = 4 << 20
 	maxAuditText    = 4 << 10 // of before, and of after
 	maxDone         = 1 << 16 // ids of commands that are remembered
 
@@ -95,6 +97,8 @@ type State struct {
 	keys     *Keys
 	audit    auditTrail
 	events   auditTrail // what budgets' spending set off
+	tagTrail auditTrail // invalidations of tags
+	tags     *tagTable
 	durables *durables
 	budgets  *accountTable
 	tell     map[BudgetKey]struct{} // those of which people should be told
@@ -116,14 +120,16 @@ type State struct {
 	block *ledgerpb.BlockResult
 
 	budgetGave *ledgerpb.BudgetResult
+	raised     *raised
 	shows      bool // though it is about a block, it changed what all see
 }
 
 // NewState is a state that no command was applied to.
 func NewState() *State {
 	s := &State{
-		keys: newKeys(), durables: newDurables(), budgets: newAccountTable(), tell: map[BudgetKey]struct{}{},
+		keys: newKeys(), durables: newDurables(), budgets: newAccountTable(), tell: map[BudgetKey]struct{}{}, tags: newTagTable(),
 		audit: auditTrail{most: maxAudit, mostBytes: maxAuditBytes}, events: auditTrail{most: maxEvents, mostBytes: maxEventBytes},
+		tagTrail: auditTrail{most: maxTagged, mostBytes: maxTaggedBytes},
 	}
 	s.publish()
 	return s
@@ -137,12 +143,17 @@ func (s *State) Keys() *Keys { return s.keys }
 
 // Audit gives the entries that filter selects, the newest first, limit at most.
 func (s *State) Audit(limit int, filter AuditFilter) []AuditEntry {
+	trails := [...][]*AuditEntry{s.audit.entries(), s.events.entries(), s.tagTrail.entries()}
 	var out []AuditEntry
-	done, events := s.audit.entries(), s.events.entries()
-	for len(out) < limit && len(done)+len(events) > 0 {
-		from := &done
-		if len(done) == 0 || len(events) > 0 && events[len(events)-1].Index >= done[len(done)-1].Index {
-			from = &events
+	for len(out) < limit {
+		var from *[]*AuditEntry
+		for i, t := range trails {
+			if len(t) > 0 && (from == nil || t[len(t)-1].Index >= (*from)[len(*from)-1].Index) {
+				from = &trails[i]
+			}
+		}
+		if from == nil {
+			break
 		}
 		e := (*from)[len(*from)-1]
 		*from = (*from)[:len(*from)-1]
@@ -166,18 +177,26 @@ func (s *State) Replace(o *State) {
 	s.keys.table.Store(o.keys.table.Load())
 	s.audit.replace(o.audit.entries())
 	s.events.replace(o.events.entries())
+	s.tagTrail.replace(o.tagTrail.entries())
 	s.work, s.nano, s.hash, s.done, s.shown = o.work, o.nano, o.hash, o.done, o.shown
-	s.durables, s.budgets, s.tell = o.durables, o.budgets, o.tell
+	s.durables, s.budgets, s.tell, s.tags = o.durables, o.budgets, o.tell, o.tags
 	s.publish()
 }
 
 // Adopt gives s the cluster id and the view of another state, and raises the number of the policy in
-// force beyond f.Index. A backup that is restored into a running cluster needs it: epochs
+// force beyond f.Index. No answer that was kept holds any more, where anything was ever invalidated: what was
+// invalidated since the backup is not known. A backup that is restored into a running cluster needs it: epochs
 // fence, limits of a higher number bind, and neither may go back.
 func (s *State) Adopt(f *Facts) {
 	s.work.ClusterID, s.work.View = f.ClusterID, f.View
 	if p := s.work.Policy; p != nil && p.Number() <= f.Index {
 		s.renumber(f.Index + 1)
+	}
+	if s.work.Caches.used() || f.Caches.used() {
+		e := s.editCaches()
+		e.next.count = max(e.next.count, f.Caches.Stamp()) + tagSkip
+		e.next.since = e.next.count
+		e.done()
 	}
 	s.publish()
 }
@@ -205,7 +224,7 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 		return known.result(), nil
 	}
 	s.index, s.actor, s.nano = index, cut(c.GetActor(), maxLabel), max(s.nano, c.GetUnixNano())
-	s.stamp, s.block, s.budgetGave, s.shows = c.GetUnixNano(), nil, nil, false
+	s.stamp, s.block, s.budgetGave, s.raised, s.shows = c.GetUnixNano(), nil, nil, nil, false
 	changed, err := false, error(nil)
 	if len(id) != 0 && len(id) != len(done{}.id) {
 		err = refuse(codeInvalid, "a command's id has %d bytes, not %d", len(id), len(done{}.id))
@@ -218,7 +237,7 @@ func (s *State) Apply(index uint64, c *ledgerpb.Command) (*ledgerpb.Result, erro
 			s.shown = index
 		}
 	}
-	d := done{index: index, revision: s.work.Revision()}
+	d := done{index: index, revision: s.work.Revision(), raised: s.raised}
 	if err != nil {
 		d.refusal, _ = errors.AsType[*Refusal](err)
 	}
@@ -290,6 +309,10 @@ func (s *State) apply(c *ledgerpb.Command) (changed bool, err error) {
 		return s.releaseHolder(b.ReleaseHolder)
 	case *ledgerpb.Command_BudgetNotified:
 		return s.budgetNotified(b.BudgetNotified)
+	case *ledgerpb.Command_SetGeneration:
+		return s.setGeneration(b.SetGeneration)
+	case *ledgerpb.Command_InvalidateTags:
+		return s.invalidateTags(b.InvalidateTags)
 	case *ledgerpb.Command_Check:
 		if len(b.Check.GetHash()) != 32 {
 			return false, refuse(codeInvalid, "a hash has 32 bytes, not %d", len(b.Check.GetHash()))

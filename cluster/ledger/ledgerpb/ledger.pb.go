@@ -163,6 +163,8 @@ type Command struct {
 	//	*Command_AdjustBudget
 	//	*Command_ReleaseHolder
 	//	*Command_BudgetNotified
+	//	*Command_SetGeneration
+	//	*Command_InvalidateTags
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -395,6 +397,24 @@ func (x *Command) GetBudgetNotified() *BudgetNotified {
 	return nil
 }
 
+func (x *Command) GetSetGeneration() *SetGeneration {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetGeneration); ok {
+			return x.SetGeneration
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetInvalidateTags() *InvalidateTags {
+	if x != nil {
+		if x, ok := x.Body.(*Command_InvalidateTags); ok {
+			return x.InvalidateTags
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -471,6 +491,14 @@ type Command_BudgetNotified struct {
 	BudgetNotified *BudgetNotified `protobuf:"bytes,27,opt,name=budget_notified,json=budgetNotified,proto3,oneof"`
 }
 
+type Command_SetGeneration struct {
+	SetGeneration *SetGeneration `protobuf:"bytes,28,opt,name=set_generation,json=setGeneration,proto3,oneof"` // from version 4 on, as that below
+}
+
+type Command_InvalidateTags struct {
+	InvalidateTags *InvalidateTags `protobuf:"bytes,29,opt,name=invalidate_tags,json=invalidateTags,proto3,oneof"`
+}
+
 func (*Command_Found) isCommand_Body() {}
 
 func (*Command_SetPolicy) isCommand_Body() {}
@@ -506,6 +534,10 @@ func (*Command_AdjustBudget) isCommand_Body() {}
 func (*Command_ReleaseHolder) isCommand_Body() {}
 
 func (*Command_BudgetNotified) isCommand_Body() {}
+
+func (*Command_SetGeneration) isCommand_Body() {}
+
+func (*Command_InvalidateTags) isCommand_Body() {}
 
 // Found names a new cluster, once.
 type Found struct {
@@ -2733,6 +2765,174 @@ func (x *BudgetHolder) GetNode() string {
 	return ""
 }
 
+// SetGeneration puts a generation of the caches in force: 0 is one that never was, any other must
+// have been before.
+type SetGeneration struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`   // "": of all
+	Surface       string                 `protobuf:"bytes,2,opt,name=surface,proto3" json:"surface,omitempty"` // "": of all
+	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetGeneration) Reset() {
+	*x = SetGeneration{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetGeneration) ProtoMessage() {}
+
+func (x *SetGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetGeneration.ProtoReflect.Descriptor instead.
+func (*SetGeneration) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SetGeneration) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SetGeneration) GetSurface() string {
+	if x != nil {
+		return x.Surface
+	}
+	return ""
+}
+
+func (x *SetGeneration) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+// GenerationResult is what came of SetGeneration.
+type GenerationResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Now           uint64                 `protobuf:"varint,1,opt,name=now,proto3" json:"now,omitempty"`
+	Previous      uint64                 `protobuf:"varint,2,opt,name=previous,proto3" json:"previous,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GenerationResult) Reset() {
+	*x = GenerationResult{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GenerationResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GenerationResult) ProtoMessage() {}
+
+func (x *GenerationResult) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GenerationResult.ProtoReflect.Descriptor instead.
+func (*GenerationResult) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GenerationResult) GetNow() uint64 {
+	if x != nil {
+		return x.Now
+	}
+	return 0
+}
+
+func (x *GenerationResult) GetPrevious() uint64 {
+	if x != nil {
+		return x.Previous
+	}
+	return 0
+}
+
+// InvalidateTags ends what the caches hold under any of the tags.
+type InvalidateTags struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // "": of all
+	Tags          []string               `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvalidateTags) Reset() {
+	*x = InvalidateTags{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvalidateTags) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvalidateTags) ProtoMessage() {}
+
+func (x *InvalidateTags) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvalidateTags.ProtoReflect.Descriptor instead.
+func (*InvalidateTags) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *InvalidateTags) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *InvalidateTags) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
 // Note writes into the audit log what was done without it, such as a node's override.
 type Note struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2746,7 +2946,7 @@ type Note struct {
 
 func (x *Note) Reset() {
 	*x = Note{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2958,7 @@ func (x *Note) String() string {
 func (*Note) ProtoMessage() {}
 
 func (x *Note) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[29]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2971,7 @@ func (x *Note) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Note.ProtoReflect.Descriptor instead.
 func (*Note) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{29}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Note) GetNode() string {
@@ -2814,7 +3014,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +3026,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[30]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +3039,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{30}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Check) GetIndex() uint64 {
@@ -2871,7 +3071,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +3083,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[31]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +3096,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{31}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AuditEntry) GetIndex() uint64 {
@@ -2962,7 +3162,7 @@ type PolicyRevision struct {
 
 func (x *PolicyRevision) Reset() {
 	*x = PolicyRevision{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3174,7 @@ func (x *PolicyRevision) String() string {
 func (*PolicyRevision) ProtoMessage() {}
 
 func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[32]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3187,7 @@ func (x *PolicyRevision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRevision.ProtoReflect.Descriptor instead.
 func (*PolicyRevision) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{32}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PolicyRevision) GetRevision() uint64 {
@@ -3045,7 +3245,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3257,7 @@ func (x *Kill) String() string {
 func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[33]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3270,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{33}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Kill) GetKind() KillKind {
@@ -3121,7 +3321,7 @@ type Rung struct {
 
 func (x *Rung) Reset() {
 	*x = Rung{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3333,7 @@ func (x *Rung) String() string {
 func (*Rung) ProtoMessage() {}
 
 func (x *Rung) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[34]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3346,7 @@ func (x *Rung) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rung.ProtoReflect.Descriptor instead.
 func (*Rung) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{34}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Rung) GetRung() string {
@@ -3201,7 +3401,7 @@ type DurableBucket struct {
 
 func (x *DurableBucket) Reset() {
 	*x = DurableBucket{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3413,7 @@ func (x *DurableBucket) String() string {
 func (*DurableBucket) ProtoMessage() {}
 
 func (x *DurableBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[35]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3426,7 @@ func (x *DurableBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DurableBucket.ProtoReflect.Descriptor instead.
 func (*DurableBucket) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{35}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DurableBucket) GetTenant() string {
@@ -3298,7 +3498,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3510,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[36]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3523,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{36}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Block) GetOwner() uint64 {
@@ -3354,6 +3554,250 @@ func (x *Block) GetResult() *BlockResult {
 	return nil
 }
 
+// CacheGeneration is a generation of the caches that was raised.
+type CacheGeneration struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Surface       string                 `protobuf:"bytes,2,opt,name=surface,proto3" json:"surface,omitempty"`
+	Now           uint64                 `protobuf:"varint,3,opt,name=now,proto3" json:"now,omitempty"`
+	Highest       uint64                 `protobuf:"varint,4,opt,name=highest,proto3" json:"highest,omitempty"` // that ever was in force
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheGeneration) Reset() {
+	*x = CacheGeneration{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheGeneration) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheGeneration) ProtoMessage() {}
+
+func (x *CacheGeneration) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheGeneration.ProtoReflect.Descriptor instead.
+func (*CacheGeneration) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *CacheGeneration) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CacheGeneration) GetSurface() string {
+	if x != nil {
+		return x.Surface
+	}
+	return ""
+}
+
+func (x *CacheGeneration) GetNow() uint64 {
+	if x != nil {
+		return x.Now
+	}
+	return 0
+}
+
+func (x *CacheGeneration) GetHighest() uint64 {
+	if x != nil {
+		return x.Highest
+	}
+	return 0
+}
+
+// CacheTag is a tag that was invalidated.
+type CacheTag struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	Count         uint64                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"` // CacheCount.count, of the last time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheTag) Reset() {
+	*x = CacheTag{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheTag) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheTag) ProtoMessage() {}
+
+func (x *CacheTag) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheTag.ProtoReflect.Descriptor instead.
+func (*CacheTag) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *CacheTag) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CacheTag) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *CacheTag) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// CacheFloor is the highest count of a tenant's tags that were forgotten.
+type CacheFloor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheFloor) Reset() {
+	*x = CacheFloor{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheFloor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheFloor) ProtoMessage() {}
+
+func (x *CacheFloor) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheFloor.ProtoReflect.Descriptor instead.
+func (*CacheFloor) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *CacheFloor) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *CacheFloor) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// CacheCount counts invalidations.
+type CacheCount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint64                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	Since         uint64                 `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"` // what was stamped with less does not hold
+	Floor         uint64                 `protobuf:"varint,3,opt,name=floor,proto3" json:"floor,omitempty"` // of tenants that have none of their own
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheCount) Reset() {
+	*x = CacheCount{}
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheCount) ProtoMessage() {}
+
+func (x *CacheCount) ProtoReflect() protoreflect.Message {
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheCount.ProtoReflect.Descriptor instead.
+func (*CacheCount) Descriptor() ([]byte, []int) {
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *CacheCount) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *CacheCount) GetSince() uint64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *CacheCount) GetFloor() uint64 {
+	if x != nil {
+		return x.Floor
+	}
+	return 0
+}
+
 // Done remembers a command's id and how it ended.
 type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3365,7 +3809,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3821,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[37]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3834,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{37}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Done) GetId() []byte {
@@ -3416,13 +3860,14 @@ type Result struct {
 	Index         uint64                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`       // of the log entry
 	Block         *BlockResult           `protobuf:"bytes,5,opt,name=block,proto3" json:"block,omitempty"`
 	Budget        *BudgetResult          `protobuf:"bytes,6,opt,name=budget,proto3" json:"budget,omitempty"`
+	Generation    *GenerationResult      `protobuf:"bytes,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3434,7 +3879,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[38]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3447,7 +3892,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{38}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Result) GetCode() string {
@@ -3492,6 +3937,13 @@ func (x *Result) GetBudget() *BudgetResult {
 	return nil
 }
 
+func (x *Result) GetGeneration() *GenerationResult {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
 // Header begins a snapshot; Records follow it, each with its length before it, in one order
 // that depends on the content only; Trailer ends it.
 type Header struct {
@@ -3508,7 +3960,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3520,7 +3972,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[39]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3533,7 +3985,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{39}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Header) GetVersion() uint32 {
@@ -3592,6 +4044,10 @@ type Record struct {
 	//	*Record_Done
 	//	*Record_Durable
 	//	*Record_Budget
+	//	*Record_CacheCount
+	//	*Record_CacheGeneration
+	//	*Record_CacheFloor
+	//	*Record_CacheTag
 	//	*Record_Trailer
 	Body          isRecord_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
@@ -3600,7 +4056,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +4068,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +4081,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{40}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Record) GetBody() isRecord_Body {
@@ -3725,6 +4181,42 @@ func (x *Record) GetBudget() *BudgetAccount {
 	return nil
 }
 
+func (x *Record) GetCacheCount() *CacheCount {
+	if x != nil {
+		if x, ok := x.Body.(*Record_CacheCount); ok {
+			return x.CacheCount
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetCacheGeneration() *CacheGeneration {
+	if x != nil {
+		if x, ok := x.Body.(*Record_CacheGeneration); ok {
+			return x.CacheGeneration
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetCacheFloor() *CacheFloor {
+	if x != nil {
+		if x, ok := x.Body.(*Record_CacheFloor); ok {
+			return x.CacheFloor
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetCacheTag() *CacheTag {
+	if x != nil {
+		if x, ok := x.Body.(*Record_CacheTag); ok {
+			return x.CacheTag
+		}
+	}
+	return nil
+}
+
 func (x *Record) GetTrailer() *Trailer {
 	if x != nil {
 		if x, ok := x.Body.(*Record_Trailer); ok {
@@ -3778,6 +4270,22 @@ type Record_Budget struct {
 	Budget *BudgetAccount `protobuf:"bytes,10,opt,name=budget,proto3,oneof"` // from version 3 on
 }
 
+type Record_CacheCount struct {
+	CacheCount *CacheCount `protobuf:"bytes,11,opt,name=cache_count,json=cacheCount,proto3,oneof"` // from version 4 on, as those below
+}
+
+type Record_CacheGeneration struct {
+	CacheGeneration *CacheGeneration `protobuf:"bytes,12,opt,name=cache_generation,json=cacheGeneration,proto3,oneof"` // by tenant and surface
+}
+
+type Record_CacheFloor struct {
+	CacheFloor *CacheFloor `protobuf:"bytes,13,opt,name=cache_floor,json=cacheFloor,proto3,oneof"` // by tenant
+}
+
+type Record_CacheTag struct {
+	CacheTag *CacheTag `protobuf:"bytes,14,opt,name=cache_tag,json=cacheTag,proto3,oneof"` // the oldest first
+}
+
 type Record_Trailer struct {
 	Trailer *Trailer `protobuf:"bytes,15,opt,name=trailer,proto3,oneof"`
 }
@@ -3802,6 +4310,14 @@ func (*Record_Durable) isRecord_Body() {}
 
 func (*Record_Budget) isRecord_Body() {}
 
+func (*Record_CacheCount) isRecord_Body() {}
+
+func (*Record_CacheGeneration) isRecord_Body() {}
+
+func (*Record_CacheFloor) isRecord_Body() {}
+
+func (*Record_CacheTag) isRecord_Body() {}
+
 func (*Record_Trailer) isRecord_Body() {}
 
 type Trailer struct {
@@ -3814,7 +4330,7 @@ type Trailer struct {
 
 func (x *Trailer) Reset() {
 	*x = Trailer{}
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +4342,7 @@ func (x *Trailer) String() string {
 func (*Trailer) ProtoMessage() {}
 
 func (x *Trailer) ProtoReflect() protoreflect.Message {
-	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[41]
+	mi := &file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +4355,7 @@ func (x *Trailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trailer.ProtoReflect.Descriptor instead.
 func (*Trailer) Descriptor() ([]byte, []int) {
-	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{41}
+	return file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Trailer) GetRecords() uint64 {
@@ -3860,7 +4376,7 @@ var File_cluster_ledger_ledgerpb_ledger_proto protoreflect.FileDescriptor
 
 const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\n" +
-	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\xea\t\n" +
+	"$cluster/ledger/ledgerpb/ledger.proto\x12\x12headgate.ledger.v1\"\x85\v\n" +
 	"\aCommand\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x1b\n" +
@@ -3888,7 +4404,9 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06budget\x18\x18 \x01(\v2\x1a.headgate.ledger.v1.BudgetH\x00R\x06budget\x12G\n" +
 	"\radjust_budget\x18\x19 \x01(\v2 .headgate.ledger.v1.AdjustBudgetH\x00R\fadjustBudget\x12J\n" +
 	"\x0erelease_holder\x18\x1a \x01(\v2!.headgate.ledger.v1.ReleaseHolderH\x00R\rreleaseHolder\x12M\n" +
-	"\x0fbudget_notified\x18\x1b \x01(\v2\".headgate.ledger.v1.BudgetNotifiedH\x00R\x0ebudgetNotifiedB\x06\n" +
+	"\x0fbudget_notified\x18\x1b \x01(\v2\".headgate.ledger.v1.BudgetNotifiedH\x00R\x0ebudgetNotified\x12J\n" +
+	"\x0eset_generation\x18\x1c \x01(\v2!.headgate.ledger.v1.SetGenerationH\x00R\rsetGeneration\x12M\n" +
+	"\x0finvalidate_tags\x18\x1d \x01(\v2\".headgate.ledger.v1.InvalidateTagsH\x00R\x0einvalidateTagsB\x06\n" +
 	"\x04body\"&\n" +
 	"\x05Found\x12\x1d\n" +
 	"\n" +
@@ -4081,7 +4599,19 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x06closed\x18\x04 \x01(\bR\x06closed\x12\x1b\n" +
 	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x128\n" +
 	"\x06result\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06result\x12\x12\n" +
-	"\x04node\x18\a \x01(\tR\x04node\"g\n" +
+	"\x04node\x18\a \x01(\tR\x04node\"a\n" +
+	"\rSetGeneration\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\asurface\x18\x02 \x01(\tR\asurface\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\"@\n" +
+	"\x10GenerationResult\x12\x10\n" +
+	"\x03now\x18\x01 \x01(\x04R\x03now\x12\x1a\n" +
+	"\bprevious\x18\x02 \x01(\x04R\bprevious\"<\n" +
+	"\x0eInvalidateTags\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04tags\x18\x02 \x03(\tR\x04tags\"g\n" +
 	"\x04Note\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tunix_nano\x18\x02 \x01(\x03R\bunixNano\x12\x16\n" +
@@ -4131,17 +4661,38 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x05owner\x18\x01 \x01(\x04R\x05owner\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12 \n" +
 	"\voutstanding\x18\x03 \x01(\x03R\voutstanding\x127\n" +
-	"\x06result\x18\x04 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x06result\"J\n" +
+	"\x06result\x18\x04 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x06result\"o\n" +
+	"\x0fCacheGeneration\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x18\n" +
+	"\asurface\x18\x02 \x01(\tR\asurface\x12\x10\n" +
+	"\x03now\x18\x03 \x01(\x04R\x03now\x12\x18\n" +
+	"\ahighest\x18\x04 \x01(\x04R\ahighest\"J\n" +
+	"\bCacheTag\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\":\n" +
+	"\n" +
+	"CacheFloor\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"N\n" +
+	"\n" +
+	"CacheCount\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x04R\x05since\x12\x14\n" +
+	"\x05floor\x18\x03 \x01(\x04R\x05floor\"J\n" +
 	"\x04Done\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\fR\x02id\x122\n" +
-	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"\xd9\x01\n" +
+	"\x06result\x18\x02 \x01(\v2\x1a.headgate.ledger.v1.ResultR\x06result\"\x9f\x02\n" +
 	"\x06Result\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x14\n" +
 	"\x05index\x18\x04 \x01(\x04R\x05index\x125\n" +
 	"\x05block\x18\x05 \x01(\v2\x1f.headgate.ledger.v1.BlockResultR\x05block\x128\n" +
-	"\x06budget\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06budget\"\xad\x01\n" +
+	"\x06budget\x18\x06 \x01(\v2 .headgate.ledger.v1.BudgetResultR\x06budget\x12D\n" +
+	"\n" +
+	"generation\x18\a \x01(\v2$.headgate.ledger.v1.GenerationResultR\n" +
+	"generation\"\xad\x01\n" +
 	"\x06Header\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1b\n" +
@@ -4150,7 +4701,7 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\fR\tclusterId\x12\x1d\n" +
 	"\n" +
 	"state_hash\x18\x05 \x01(\fR\tstateHash\x12\x18\n" +
-	"\achanged\x18\x06 \x01(\x04R\achanged\"\xdb\x04\n" +
+	"\achanged\x18\x06 \x01(\x04R\achanged\"\xf0\x06\n" +
 	"\x06Record\x12<\n" +
 	"\x06policy\x18\x01 \x01(\v2\".headgate.ledger.v1.PolicyRevisionH\x00R\x06policy\x12+\n" +
 	"\x03key\x18\x02 \x01(\v2\x17.headgate.ledger.v1.KeyH\x00R\x03key\x12.\n" +
@@ -4162,7 +4713,13 @@ const file_cluster_ledger_ledgerpb_ledger_proto_rawDesc = "" +
 	"\x04done\x18\b \x01(\v2\x18.headgate.ledger.v1.DoneH\x00R\x04done\x12=\n" +
 	"\adurable\x18\t \x01(\v2!.headgate.ledger.v1.DurableBucketH\x00R\adurable\x12;\n" +
 	"\x06budget\x18\n" +
-	" \x01(\v2!.headgate.ledger.v1.BudgetAccountH\x00R\x06budget\x127\n" +
+	" \x01(\v2!.headgate.ledger.v1.BudgetAccountH\x00R\x06budget\x12A\n" +
+	"\vcache_count\x18\v \x01(\v2\x1e.headgate.ledger.v1.CacheCountH\x00R\n" +
+	"cacheCount\x12P\n" +
+	"\x10cache_generation\x18\f \x01(\v2#.headgate.ledger.v1.CacheGenerationH\x00R\x0fcacheGeneration\x12A\n" +
+	"\vcache_floor\x18\r \x01(\v2\x1e.headgate.ledger.v1.CacheFloorH\x00R\n" +
+	"cacheFloor\x12;\n" +
+	"\tcache_tag\x18\x0e \x01(\v2\x1c.headgate.ledger.v1.CacheTagH\x00R\bcacheTag\x127\n" +
 	"\atrailer\x18\x0f \x01(\v2\x1b.headgate.ledger.v1.TrailerH\x00R\atrailerB\x06\n" +
 	"\x04body\";\n" +
 	"\aTrailer\x12\x18\n" +
@@ -4194,52 +4751,59 @@ func file_cluster_ledger_ledgerpb_ledger_proto_rawDescGZIP() []byte {
 }
 
 var file_cluster_ledger_ledgerpb_ledger_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_cluster_ledger_ledgerpb_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_cluster_ledger_ledgerpb_ledger_proto_goTypes = []any{
-	(KillKind)(0),          // 0: headgate.ledger.v1.KillKind
-	(Role)(0),              // 1: headgate.ledger.v1.Role
-	(*Command)(nil),        // 2: headgate.ledger.v1.Command
-	(*Found)(nil),          // 3: headgate.ledger.v1.Found
-	(*SetPolicy)(nil),      // 4: headgate.ledger.v1.SetPolicy
-	(*Key)(nil),            // 5: headgate.ledger.v1.Key
-	(*CreateKeys)(nil),     // 6: headgate.ledger.v1.CreateKeys
-	(*RevokeKey)(nil),      // 7: headgate.ledger.v1.RevokeKey
-	(*TouchKeys)(nil),      // 8: headgate.ledger.v1.TouchKeys
-	(*SetKill)(nil),        // 9: headgate.ledger.v1.SetKill
-	(*SetRung)(nil),        // 10: headgate.ledger.v1.SetRung
-	(*Member)(nil),         // 11: headgate.ledger.v1.Member
-	(*View)(nil),           // 12: headgate.ledger.v1.View
-	(*SetView)(nil),        // 13: headgate.ledger.v1.SetView
-	(*Token)(nil),          // 14: headgate.ledger.v1.Token
-	(*CreateToken)(nil),    // 15: headgate.ledger.v1.CreateToken
-	(*RevokeToken)(nil),    // 16: headgate.ledger.v1.RevokeToken
-	(*Limit)(nil),          // 17: headgate.ledger.v1.Limit
-	(*ReserveBlock)(nil),   // 18: headgate.ledger.v1.ReserveBlock
-	(*SettleBlock)(nil),    // 19: headgate.ledger.v1.SettleBlock
-	(*BlockResult)(nil),    // 20: headgate.ledger.v1.BlockResult
-	(*BudgetKey)(nil),      // 21: headgate.ledger.v1.BudgetKey
-	(*BudgetTerms)(nil),    // 22: headgate.ledger.v1.BudgetTerms
-	(*Budget)(nil),         // 23: headgate.ledger.v1.Budget
-	(*AdjustBudget)(nil),   // 24: headgate.ledger.v1.AdjustBudget
-	(*ReleaseHolder)(nil),  // 25: headgate.ledger.v1.ReleaseHolder
-	(*BudgetNotified)(nil), // 26: headgate.ledger.v1.BudgetNotified
-	(*BudgetResult)(nil),   // 27: headgate.ledger.v1.BudgetResult
-	(*BudgetAccount)(nil),  // 28: headgate.ledger.v1.BudgetAccount
-	(*BudgetSlot)(nil),     // 29: headgate.ledger.v1.BudgetSlot
-	(*BudgetHolder)(nil),   // 30: headgate.ledger.v1.BudgetHolder
-	(*Note)(nil),           // 31: headgate.ledger.v1.Note
-	(*Check)(nil),          // 32: headgate.ledger.v1.Check
-	(*AuditEntry)(nil),     // 33: headgate.ledger.v1.AuditEntry
-	(*PolicyRevision)(nil), // 34: headgate.ledger.v1.PolicyRevision
-	(*Kill)(nil),           // 35: headgate.ledger.v1.Kill
-	(*Rung)(nil),           // 36: headgate.ledger.v1.Rung
-	(*DurableBucket)(nil),  // 37: headgate.ledger.v1.DurableBucket
-	(*Block)(nil),          // 38: headgate.ledger.v1.Block
-	(*Done)(nil),           // 39: headgate.ledger.v1.Done
-	(*Result)(nil),         // 40: headgate.ledger.v1.Result
-	(*Header)(nil),         // 41: headgate.ledger.v1.Header
-	(*Record)(nil),         // 42: headgate.ledger.v1.Record
-	(*Trailer)(nil),        // 43: headgate.ledger.v1.Trailer
+	(KillKind)(0),            // 0: headgate.ledger.v1.KillKind
+	(Role)(0),                // 1: headgate.ledger.v1.Role
+	(*Command)(nil),          // 2: headgate.ledger.v1.Command
+	(*Found)(nil),            // 3: headgate.ledger.v1.Found
+	(*SetPolicy)(nil),        // 4: headgate.ledger.v1.SetPolicy
+	(*Key)(nil),              // 5: headgate.ledger.v1.Key
+	(*CreateKeys)(nil),       // 6: headgate.ledger.v1.CreateKeys
+	(*RevokeKey)(nil),        // 7: headgate.ledger.v1.RevokeKey
+	(*TouchKeys)(nil),        // 8: headgate.ledger.v1.TouchKeys
+	(*SetKill)(nil),          // 9: headgate.ledger.v1.SetKill
+	(*SetRung)(nil),          // 10: headgate.ledger.v1.SetRung
+	(*Member)(nil),           // 11: headgate.ledger.v1.Member
+	(*View)(nil),             // 12: headgate.ledger.v1.View
+	(*SetView)(nil),          // 13: headgate.ledger.v1.SetView
+	(*Token)(nil),            // 14: headgate.ledger.v1.Token
+	(*CreateToken)(nil),      // 15: headgate.ledger.v1.CreateToken
+	(*RevokeToken)(nil),      // 16: headgate.ledger.v1.RevokeToken
+	(*Limit)(nil),            // 17: headgate.ledger.v1.Limit
+	(*ReserveBlock)(nil),     // 18: headgate.ledger.v1.ReserveBlock
+	(*SettleBlock)(nil),      // 19: headgate.ledger.v1.SettleBlock
+	(*BlockResult)(nil),      // 20: headgate.ledger.v1.BlockResult
+	(*BudgetKey)(nil),        // 21: headgate.ledger.v1.BudgetKey
+	(*BudgetTerms)(nil),      // 22: headgate.ledger.v1.BudgetTerms
+	(*Budget)(nil),           // 23: headgate.ledger.v1.Budget
+	(*AdjustBudget)(nil),     // 24: headgate.ledger.v1.AdjustBudget
+	(*ReleaseHolder)(nil),    // 25: headgate.ledger.v1.ReleaseHolder
+	(*BudgetNotified)(nil),   // 26: headgate.ledger.v1.BudgetNotified
+	(*BudgetResult)(nil),     // 27: headgate.ledger.v1.BudgetResult
+	(*BudgetAccount)(nil),    // 28: headgate.ledger.v1.BudgetAccount
+	(*BudgetSlot)(nil),       // 29: headgate.ledger.v1.BudgetSlot
+	(*BudgetHolder)(nil),     // 30: headgate.ledger.v1.BudgetHolder
+	(*SetGeneration)(nil),    // 31: headgate.ledger.v1.SetGeneration
+	(*GenerationResult)(nil), // 32: headgate.ledger.v1.GenerationResult
+	(*InvalidateTags)(nil),   // 33: headgate.ledger.v1.InvalidateTags
+	(*Note)(nil),             // 34: headgate.ledger.v1.Note
+	(*Check)(nil),            // 35: headgate.ledger.v1.Check
+	(*AuditEntry)(nil),       // 36: headgate.ledger.v1.AuditEntry
+	(*PolicyRevision)(nil),   // 37: headgate.ledger.v1.PolicyRevision
+	(*Kill)(nil),             // 38: headgate.ledger.v1.Kill
+	(*Rung)(nil),             // 39: headgate.ledger.v1.Rung
+	(*DurableBucket)(nil),    // 40: headgate.ledger.v1.DurableBucket
+	(*Block)(nil),            // 41: headgate.ledger.v1.Block
+	(*CacheGeneration)(nil),  // 42: headgate.ledger.v1.CacheGeneration
+	(*CacheTag)(nil),         // 43: headgate.ledger.v1.CacheTag
+	(*CacheFloor)(nil),       // 44: headgate.ledger.v1.CacheFloor
+	(*CacheCount)(nil),       // 45: headgate.ledger.v1.CacheCount
+	(*Done)(nil),             // 46: headgate.ledger.v1.Done
+	(*Result)(nil),           // 47: headgate.ledger.v1.Result
+	(*Header)(nil),           // 48: headgate.ledger.v1.Header
+	(*Record)(nil),           // 49: headgate.ledger.v1.Record
+	(*Trailer)(nil),          // 50: headgate.ledger.v1.Trailer
 }
 var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	3,  // 0: headgate.ledger.v1.Command.found:type_name -> headgate.ledger.v1.Found
@@ -4252,55 +4816,62 @@ var file_cluster_ledger_ledgerpb_ledger_proto_depIdxs = []int32{
 	13, // 7: headgate.ledger.v1.Command.set_view:type_name -> headgate.ledger.v1.SetView
 	15, // 8: headgate.ledger.v1.Command.create_token:type_name -> headgate.ledger.v1.CreateToken
 	16, // 9: headgate.ledger.v1.Command.revoke_token:type_name -> headgate.ledger.v1.RevokeToken
-	31, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
-	32, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
+	34, // 10: headgate.ledger.v1.Command.note:type_name -> headgate.ledger.v1.Note
+	35, // 11: headgate.ledger.v1.Command.check:type_name -> headgate.ledger.v1.Check
 	18, // 12: headgate.ledger.v1.Command.reserve_block:type_name -> headgate.ledger.v1.ReserveBlock
 	19, // 13: headgate.ledger.v1.Command.settle_block:type_name -> headgate.ledger.v1.SettleBlock
 	23, // 14: headgate.ledger.v1.Command.budget:type_name -> headgate.ledger.v1.Budget
 	24, // 15: headgate.ledger.v1.Command.adjust_budget:type_name -> headgate.ledger.v1.AdjustBudget
 	25, // 16: headgate.ledger.v1.Command.release_holder:type_name -> headgate.ledger.v1.ReleaseHolder
 	26, // 17: headgate.ledger.v1.Command.budget_notified:type_name -> headgate.ledger.v1.BudgetNotified
-	5,  // 18: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
-	5,  // 19: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
-	0,  // 20: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
-	11, // 21: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
-	12, // 22: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
-	1,  // 23: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
-	14, // 24: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
-	17, // 25: headgate.ledger.v1.ReserveBlock.spec:type_name -> headgate.ledger.v1.Limit
-	21, // 26: headgate.ledger.v1.Budget.key:type_name -> headgate.ledger.v1.BudgetKey
-	22, // 27: headgate.ledger.v1.Budget.terms:type_name -> headgate.ledger.v1.BudgetTerms
-	21, // 28: headgate.ledger.v1.AdjustBudget.key:type_name -> headgate.ledger.v1.BudgetKey
-	21, // 29: headgate.ledger.v1.BudgetNotified.key:type_name -> headgate.ledger.v1.BudgetKey
-	21, // 30: headgate.ledger.v1.BudgetAccount.key:type_name -> headgate.ledger.v1.BudgetKey
-	22, // 31: headgate.ledger.v1.BudgetAccount.terms:type_name -> headgate.ledger.v1.BudgetTerms
-	29, // 32: headgate.ledger.v1.BudgetAccount.slots:type_name -> headgate.ledger.v1.BudgetSlot
-	29, // 33: headgate.ledger.v1.BudgetAccount.minutes:type_name -> headgate.ledger.v1.BudgetSlot
-	30, // 34: headgate.ledger.v1.BudgetAccount.holders:type_name -> headgate.ledger.v1.BudgetHolder
-	27, // 35: headgate.ledger.v1.BudgetHolder.result:type_name -> headgate.ledger.v1.BudgetResult
-	0,  // 36: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
-	17, // 37: headgate.ledger.v1.DurableBucket.spec:type_name -> headgate.ledger.v1.Limit
-	38, // 38: headgate.ledger.v1.DurableBucket.blocks:type_name -> headgate.ledger.v1.Block
-	20, // 39: headgate.ledger.v1.Block.result:type_name -> headgate.ledger.v1.BlockResult
-	40, // 40: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
-	20, // 41: headgate.ledger.v1.Result.block:type_name -> headgate.ledger.v1.BlockResult
-	27, // 42: headgate.ledger.v1.Result.budget:type_name -> headgate.ledger.v1.BudgetResult
-	34, // 43: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
-	5,  // 44: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
-	35, // 45: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
-	36, // 46: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
-	12, // 47: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
-	14, // 48: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
-	33, // 49: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
-	39, // 50: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
-	37, // 51: headgate.ledger.v1.Record.durable:type_name -> headgate.ledger.v1.DurableBucket
-	28, // 52: headgate.ledger.v1.Record.budget:type_name -> headgate.ledger.v1.BudgetAccount
-	43, // 53: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
-	54, // [54:54] is the sub-list for method output_type
-	54, // [54:54] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	31, // 18: headgate.ledger.v1.Command.set_generation:type_name -> headgate.ledger.v1.SetGeneration
+	33, // 19: headgate.ledger.v1.Command.invalidate_tags:type_name -> headgate.ledger.v1.InvalidateTags
+	5,  // 20: headgate.ledger.v1.SetPolicy.new_keys:type_name -> headgate.ledger.v1.Key
+	5,  // 21: headgate.ledger.v1.CreateKeys.keys:type_name -> headgate.ledger.v1.Key
+	0,  // 22: headgate.ledger.v1.SetKill.kind:type_name -> headgate.ledger.v1.KillKind
+	11, // 23: headgate.ledger.v1.View.members:type_name -> headgate.ledger.v1.Member
+	12, // 24: headgate.ledger.v1.SetView.view:type_name -> headgate.ledger.v1.View
+	1,  // 25: headgate.ledger.v1.Token.role:type_name -> headgate.ledger.v1.Role
+	14, // 26: headgate.ledger.v1.CreateToken.token:type_name -> headgate.ledger.v1.Token
+	17, // 27: headgate.ledger.v1.ReserveBlock.spec:type_name -> headgate.ledger.v1.Limit
+	21, // 28: headgate.ledger.v1.Budget.key:type_name -> headgate.ledger.v1.BudgetKey
+	22, // 29: headgate.ledger.v1.Budget.terms:type_name -> headgate.ledger.v1.BudgetTerms
+	21, // 30: headgate.ledger.v1.AdjustBudget.key:type_name -> headgate.ledger.v1.BudgetKey
+	21, // 31: headgate.ledger.v1.BudgetNotified.key:type_name -> headgate.ledger.v1.BudgetKey
+	21, // 32: headgate.ledger.v1.BudgetAccount.key:type_name -> headgate.ledger.v1.BudgetKey
+	22, // 33: headgate.ledger.v1.BudgetAccount.terms:type_name -> headgate.ledger.v1.BudgetTerms
+	29, // 34: headgate.ledger.v1.BudgetAccount.slots:type_name -> headgate.ledger.v1.BudgetSlot
+	29, // 35: headgate.ledger.v1.BudgetAccount.minutes:type_name -> headgate.ledger.v1.BudgetSlot
+	30, // 36: headgate.ledger.v1.BudgetAccount.holders:type_name -> headgate.ledger.v1.BudgetHolder
+	27, // 37: headgate.ledger.v1.BudgetHolder.result:type_name -> headgate.ledger.v1.BudgetResult
+	0,  // 38: headgate.ledger.v1.Kill.kind:type_name -> headgate.ledger.v1.KillKind
+	17, // 39: headgate.ledger.v1.DurableBucket.spec:type_name -> headgate.ledger.v1.Limit
+	41, // 40: headgate.ledger.v1.DurableBucket.blocks:type_name -> headgate.ledger.v1.Block
+	20, // 41: headgate.ledger.v1.Block.result:type_name -> headgate.ledger.v1.BlockResult
+	47, // 42: headgate.ledger.v1.Done.result:type_name -> headgate.ledger.v1.Result
+	20, // 43: headgate.ledger.v1.Result.block:type_name -> headgate.ledger.v1.BlockResult
+	27, // 44: headgate.ledger.v1.Result.budget:type_name -> headgate.ledger.v1.BudgetResult
+	32, // 45: headgate.ledger.v1.Result.generation:type_name -> headgate.ledger.v1.GenerationResult
+	37, // 46: headgate.ledger.v1.Record.policy:type_name -> headgate.ledger.v1.PolicyRevision
+	5,  // 47: headgate.ledger.v1.Record.key:type_name -> headgate.ledger.v1.Key
+	38, // 48: headgate.ledger.v1.Record.kill:type_name -> headgate.ledger.v1.Kill
+	39, // 49: headgate.ledger.v1.Record.rung:type_name -> headgate.ledger.v1.Rung
+	12, // 50: headgate.ledger.v1.Record.view:type_name -> headgate.ledger.v1.View
+	14, // 51: headgate.ledger.v1.Record.token:type_name -> headgate.ledger.v1.Token
+	36, // 52: headgate.ledger.v1.Record.audit:type_name -> headgate.ledger.v1.AuditEntry
+	46, // 53: headgate.ledger.v1.Record.done:type_name -> headgate.ledger.v1.Done
+	40, // 54: headgate.ledger.v1.Record.durable:type_name -> headgate.ledger.v1.DurableBucket
+	28, // 55: headgate.ledger.v1.Record.budget:type_name -> headgate.ledger.v1.BudgetAccount
+	45, // 56: headgate.ledger.v1.Record.cache_count:type_name -> headgate.ledger.v1.CacheCount
+	42, // 57: headgate.ledger.v1.Record.cache_generation:type_name -> headgate.ledger.v1.CacheGeneration
+	44, // 58: headgate.ledger.v1.Record.cache_floor:type_name -> headgate.ledger.v1.CacheFloor
+	43, // 59: headgate.ledger.v1.Record.cache_tag:type_name -> headgate.ledger.v1.CacheTag
+	50, // 60: headgate.ledger.v1.Record.trailer:type_name -> headgate.ledger.v1.Trailer
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_cluster_ledger_ledgerpb_ledger_proto_init() }
@@ -4327,9 +4898,11 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Command_AdjustBudget)(nil),
 		(*Command_ReleaseHolder)(nil),
 		(*Command_BudgetNotified)(nil),
+		(*Command_SetGeneration)(nil),
+		(*Command_InvalidateTags)(nil),
 	}
 	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[2].OneofWrappers = []any{}
-	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[40].OneofWrappers = []any{
+	file_cluster_ledger_ledgerpb_ledger_proto_msgTypes[47].OneofWrappers = []any{
 		(*Record_Policy)(nil),
 		(*Record_Key)(nil),
 		(*Record_Kill)(nil),
@@ -4340,6 +4913,10 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 		(*Record_Done)(nil),
 		(*Record_Durable)(nil),
 		(*Record_Budget)(nil),
+		(*Record_CacheCount)(nil),
+		(*Record_CacheGeneration)(nil),
+		(*Record_CacheFloor)(nil),
+		(*Record_CacheTag)(nil),
 		(*Record_Trailer)(nil),
 	}
 	type x struct{}
@@ -4348,7 +4925,7 @@ func file_cluster_ledger_ledgerpb_ledger_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc), len(file_cluster_ledger_ledgerpb_ledger_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   42,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
