@@ -11,7 +11,7 @@ import (
 // Bounds of an embeddings request that is split, and of its answer.
 const (
 	maxInputs = 2048    // inputs of one request, as OpenAI bounds them
-	maxAround = 4 << 10 // bytes of the body around its inputs: they are in every body that Body makes
+	maxRest   = 4 << 10 // bytes of the body around its inputs: they are in every body that Body makes
 )
 
 // Inputs are the inputs of a body of /v1/embeddings, each of which has an embedding of its own,
@@ -48,7 +48,7 @@ func SplitInputs(body []byte) (in Inputs, ok bool) {
 			return Inputs{}, false
 		}
 	}
-	if o.bad || in.at.end == 0 || len(body)-(in.at.end-in.at.start) > maxAround {
+	if o.bad || in.at.end == 0 || len(body)-(in.at.end-in.at.start) > maxRest {
 		return Inputs{}, false
 	}
 	return in, in.split()
