@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -153,9 +154,11 @@ func TestUsageQuery(t *testing.T) {
 // unless a part is asked for; then a trailer says which.
 func TestMissingNodes(t *testing.T) {
 	c, _ := fakeNode()
-	gone := []Missing{{"gw-3", "no answer\nin time"}}
-	lines := ""
+	lines, gone := "", []Missing{{"gw-3", "no answer\nin time"}}
+	var mu sync.Mutex // an answer that broke off is seen before its handler has ended
 	c.ExportUsage = func(_ context.Context, w io.Writer, _ UsageQuery) ([]Missing, error) {
+		mu.Lock()
+		defer mu.Unlock()
 		if lines == "" {
 			return gone, nil
 		}
@@ -184,7 +187,9 @@ func TestMissingNodes(t *testing.T) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	for _, size := range []int{10, 1 << 20} {
+		mu.Lock()
 		lines = strings.Repeat("x", size)
+		mu.Unlock()
 		if status, _, _, err := export(""); err == nil && status == 200 {
 			t.Errorf("%d bytes without a node's looked whole", size)
 		}
@@ -196,7 +201,9 @@ func TestMissingNodes(t *testing.T) {
 			t.Errorf("missing %+v: %v", m, err)
 		}
 	}
+	mu.Lock()
 	gone = nil
+	mu.Unlock()
 	if status, body, trailer, err := export(""); err != nil || status != 200 || body != lines || trailer.Get(missingTrailer) != "" {
 		t.Errorf("%d, %d bytes, %v: %v", status, len(body), trailer, err)
 	}
