@@ -108,10 +108,11 @@ func TestWaitIsForAllThatRefuse(t *testing.T) {
 	}
 }
 
-// TestCacheOnlyIsRefused: what a client relies on and does not exist is said.
+// TestCacheOnlyIsRefused: what a client relies on and is never kept is said.
 func TestCacheOnlyIsRefused(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.do(call{body: chat, header: header("X-Headgate-Cache", "only")}).refused(t, 400, "invalid_request")
+	w.do(call{body: chat, header: header("X-Headgate-Cache", "only")}).refused(t, 504, "not_cached")
+	w.do(call{body: chat, header: header("X-Headgate-Cache", "always")}).refused(t, 400, "invalid_request")
 	w.do(call{body: chat, header: header("X-Headgate-Cache", "bypass")}).want(t, 200)
 }
 

@@ -15,7 +15,8 @@ type reservation struct {
 	open         bool
 	refusedModel bool // the last refusal was of a limit on the model
 	degraded     bool // something was decided without the owner of its bucket
-	n            int
+	n            int  // that were decided
+	held         int  // of these, the first ones that are reserved
 	limits       [limiter.MaxCharges]*Limit
 	charges      [limiter.MaxCharges]limiter.Charge
 	decisions    [limiter.MaxCharges]limiter.Decision
@@ -53,7 +54,29 @@ func (x *exchange) chargeMalformed(err error) error {
 	return err
 }
 
-// admitRequest charges a request that runs no model: its requests and its slot.
+// admitRest reserves, on top of what admitRequest took, what a request costs that a model has to
+// answer after all. A refusal gives everything back.
+func (x *exchange) admitRest() error {
+	x.estimate()
+	err := error(nil)
+	if e := x.invoice(); e != nil {
+		err = e
+	} else {
+		err = x.take(func(l *Limit) bool { return l.Unit != Requests && l.Unit != Concurrency })
+	}
+	if err == nil {
+		return x.pay()
+	}
+	x.res.inTokens, x.res.outTokens, x.res.nanoUSD = 0, 0, 0 // none of it was reserved
+	o := outcomeRefused
+	if asError(err).malformed {
+		o = outcomeMalformed
+	}
+	x.settle(o)
+	return err
+}
+
+// admitRequest charges a request that runs no model, or may not have to: its requests and its slot.
 func (x *exchange) admitRequest() error {
 	return x.take(func(l *Limit) bool {
 		return (l.Unit == Requests || l.Unit == Concurrency) && (x.model != nil || l.Scope&ScopeModel == 0)
@@ -75,11 +98,11 @@ func (x *exchange) estimate() {
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: r.inTokens, Output: r.outTokens, Known: true}, int64(x.in.Images), x.seconds())
 }
 
-// charge names the buckets of the limits that keep lets through, and what decides on each
-// while its owner is out of reach.
-func (x *exchange) charge(keep func(*Limit) bool) {
+// charge names the buckets of the limits that keep lets through, behind the first `held`, and
+// what decides on each while its owner is out of reach.
+func (x *exchange) charge(held int, keep func(*Limit) bool) {
 	r := &x.res
-	r.n = 0
+	r.n = held
 	instead, _, overridden := x.p.Override()
 	for i := range x.caller.Limits {
 		l := &x.caller.Limits[i]
@@ -99,36 +122,43 @@ func (x *exchange) charge(keep func(*Limit) bool) {
 	}
 }
 
-// take takes the charges of the limits that keep lets through, waiting where they say so.
-// While it waits it holds nothing; what was thrown meanwhile, or while another model was
-// tried, binds, and an owner may have gone out of reach or have come back.
+// take takes the charges of the limits that keep lets through, all or none, waiting where they
+// say so; what was taken before stays. While it waits it holds nothing more; what was thrown
+// meanwhile, or while another model was tried, binds, and an owner may have gone out of reach or
+// have come back.
 func (x *exchange) take(keep func(*Limit) bool) error {
 	r := &x.res
+	if !r.open {
+		r.held = 0
+	}
+	held := r.held
 	var waited time.Duration
 	for {
 		r.refusedModel = false
 		if e := x.killed("", x.model); e != nil {
 			return e
 		}
-		x.charge(keep)
+		x.charge(held, keep)
 		began := time.Now()
-		i := x.p.cfg.Limits.Take(x.r.Context(), r.charges[:r.n], r.decisions[:r.n])
+		i := x.p.cfg.Limits.Take(x.r.Context(), r.charges[held:r.n], r.decisions[held:r.n])
 		x.p.met.decided.Observe(time.Since(began).Seconds())
 		if i == -1 {
-			r.open = true
+			first := !r.open
+			r.open, r.held = true, r.n
 			r.decided()
-			x.p.met.admitted(x)
+			x.p.met.admitted(x, held, first)
 			return nil
 		}
 		if x.r.Context().Err() != nil { // nobody waits for the refusal, and it may be for want of an answer
-			r.n = 0
+			r.n = held
 			return context.Cause(x.r.Context())
 		}
 		if i < 0 {
-			r.n = 0 // nothing was decided that headers could tell
+			r.n = held // nothing was decided that headers could tell
 			return newError(http.StatusTooManyRequests, "over_capacity", "the gateway tracks as many buckets as it may; raise max_buckets").retry(time.Second)
 		}
 		r.decided()
+		i += held
 		l, d := r.limits[i], r.decisions[i]
 		r.refusedModel = l.Scope&ScopeModel != 0
 		if !r.mayWait(waited) {
@@ -192,6 +222,7 @@ const (
 	outcomeAnswered                 // answered, wholly or in part: what usage says
 	outcomeUnknown                  // a backend worked on it and nobody knows how long: what was reserved
 	outcomeLost                     // a backend may have worked on it and broke off: as failed, but what strict budgets reserved stays spent
+	outcomeCached                   // answered by the cache: requests stay spent
 )
 
 // settle ends the reservation. Only the first call counts.
@@ -214,7 +245,7 @@ func (x *exchange) settle(o outcome) {
 	}
 	x.answer.inTokens, x.answer.outTokens, x.answer.nanoUSD = in, out, usd
 	var actual [limiter.MaxCharges]int64
-	for i, l := range r.limits[:r.n] {
+	for i, l := range r.limits[:r.held] {
 		switch {
 		case l.Unit == Concurrency || o == outcomeRefused:
 		case l.Unit == Requests:
@@ -223,7 +254,7 @@ func (x *exchange) settle(o outcome) {
 			actual[i] = l.Unit.cost(in, out, usd)
 		}
 	}
-	x.p.cfg.Limits.Settle(r.charges[:r.n], actual[:r.n], r.decisions[:r.n])
+	x.p.cfg.Limits.Settle(r.charges[:r.held], actual[:r.held], r.decisions[:r.held])
 	r.open = false // not before: should the price or a bucket panic, run settles once more
 	x.answer.nanoUSD = x.cost(o)
 	x.p.met.settled(x, in+out, x.answer.nanoUSD)
@@ -297,7 +328,7 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 	r := &x.res
 	r.inTokens, r.outTokens = in, out
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: in, Output: out, Known: true}, 0, 0)
-	x.charge(func(*Limit) bool { return true })
+	x.charge(0, func(*Limit) bool { return true })
 	e := Explanation{Model: x.model.Name, Input: in, Output: out, NanoUSD: r.nanoUSD}
 	if m, _, ok := p.Override(); ok {
 		e.Override = m.String()

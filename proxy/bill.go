@@ -245,6 +245,18 @@ func (x *exchange) pay() error {
 	return errBroke(&t.bill, c, b, x.p.cfg.BudgetStatus)
 }
 
+// payNothing gives a request that the cache answers a bill, so that the usage log has it.
+func (x *exchange) payNothing() error {
+	if x.p.cfg.Money == nil {
+		return nil
+	}
+	x.tab = tab{}
+	return x.pay()
+}
+
+// tierExact is what the usage log calls the cache of exact repetitions.
+const tierExact = "exact"
+
 // refusal is why no money could be reserved, and the charge at fault; nil if there is none
 // in particular. What kept Money from deciding refuses, too.
 func (t *tab) refusal(err error) (*BudgetCharge, *Broke) {
@@ -323,8 +335,11 @@ func (x *exchange) settleBill(o outcome) {
 	switch {
 	case t.strict && (o == outcomeAnswered && !a.whole || o == outcomeUnknown || o == outcomeLost):
 		b.Usage = x.charged()
-	case o == outcomeAnswered:
+	case o == outcomeAnswered || o == outcomeCached:
 		b.Usage = a.usage
+	}
+	if x.cache.tier != "" {
+		b.Tier = tierExact
 	}
 	b.Cost, b.Cancelled = a.nanoUSD, o == outcomeRefused
 	b.Backend, b.Status, b.Outcome = a.backend, a.status, x.billOutcome(o)

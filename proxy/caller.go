@@ -26,6 +26,8 @@ type Snapshot struct {
 	Models map[string]*Model
 	// ModelNames in the policy's order, for listings and for requests that name none.
 	ModelNames []string
+	// Surfaces by name.
+	Surfaces map[string]*Surface
 }
 
 // Caller is who a key resolves to. It is shared between requests and never changed.
@@ -42,7 +44,11 @@ type Caller struct {
 	Routes     map[string]bool // nil: all; route names as in routes.go
 	Surfaces   map[string]bool // nil: none may be named
 	AnySurface bool
-	AssertUser bool
+	// OnlySurface is the one that requests are of which name none; "": they are of none.
+	OnlySurface string
+	AssertUser  bool
+	// CachedMetered: answers of the cache are charged like the model's.
+	CachedMetered bool
 
 	Limits   []Limit // cheapest first; at most limiter.MaxCharges
 	Budgets  []Budget
@@ -69,15 +75,18 @@ type Limit struct {
 
 // Model is a served model with its prices bound in.
 type Model struct {
-	Name          string
-	Upstream      string // the name that the backends know
-	Backends      []string
-	Context       int64 // tokens; 0: unknown
-	DefaultOutput int64 // tokens reserved for an answer without a cap
-	ImageTokens   int64 // flat, per part
-	AudioTokens   int64
-	BytesPerToken int64 // thousandths; where the learned ratio starts
-	Fallback      []string
+	Name     string
+	Upstream string // the name that the backends know
+	Version  string // of its weights; part of what names a kept answer
+	// DefaultTemperature is what the backends take where a request says nothing.
+	DefaultTemperature float64
+	Backends           []string
+	Context            int64 // tokens; 0: unknown
+	DefaultOutput      int64 // tokens reserved for an answer without a cap
+	ImageTokens        int64 // flat, per part
+	AudioTokens        int64
+	BytesPerToken      int64 // thousandths; where the learned ratio starts
+	Fallback           []string
 	// Cost prices one answer in nano-dollars, rounded up once.
 	Cost func(u openai.Usage, images, audio int64) int64
 	// UpperBound prices the dearest answer of so many tokens: no usage within them, and no mix

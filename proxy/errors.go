@@ -107,6 +107,13 @@ func errShed() *Error {
 	return e
 }
 
+// errNotKept: the client wants what is kept, and nothing is.
+func errNotKept(why string) *Error {
+	e := newError(http.StatusGatewayTimeout, "not_cached", "%s; leave X-Headgate-Cache: only out to have the model asked", why)
+	e.Param, e.hopeless = "X-Headgate-Cache", true
+	return e
+}
+
 // errCutOff: the limit may not be decided without the owner of its bucket.
 func errCutOff(l *Limit) *Error {
 	e := newError(http.StatusTooManyRequests, "over_capacity", "the owner of limit %q is out of this node's reach, and the limit refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
@@ -466,6 +473,19 @@ func anthropicType(status int) string {
 		return "invalid_request_error"
 	}
 	return "api_error"
+}
+
+// body is the error as the body of an answer, without the id of a request.
+func (e *Error) body(kind openai.Kind) []byte {
+	fields := map[string]any{"error": e.fields(openaiType(e))}
+	if kind == openai.Message {
+		fields = map[string]any{"type": "error", "error": e.fields(anthropicType(e.Status))}
+	}
+	raw, err := json.Marshal(fields)
+	if err != nil { // only strings and integers went in
+		panic(err)
+	}
+	return raw
 }
 
 // inBand is the last frame of a stream that failed after its first byte.

@@ -67,7 +67,9 @@ func (x *exchange) forward() error {
 // that is borne: before the first byte of the answer, and between any two.
 func (x *exchange) attempt(slot *upstream.Slot) error {
 	defer slot.Release()
-	ctx, cancel := context.WithCancelCause(x.r.Context())
+	base, done := x.upstreamContext()
+	defer done()
+	ctx, cancel := context.WithCancelCause(base)
 	defer cancel(nil)
 	silence := time.AfterFunc(x.timeout, func() { cancel(context.DeadlineExceeded) })
 	defer silence.Stop()
@@ -83,6 +85,10 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 		return x.unanswered(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if x.preferStale(resp.StatusCode) {
+		x.settle(outcomeMalformed)
+		return errModelFailed
+	}
 	err = x.relay(ctx, resp, func() { silence.Reset(x.timeout) })
 	if err != nil && !x.answer.started { // the error that will be sent is ours: no header of the backend's describes it
 		for name := range resp.Header {
@@ -134,7 +140,7 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	}
 	req.Header.Set("X-Request-Id", x.upstreamID)
 	// Only encodings that can be looked into; the client still gets gzip if it asked and the backend compresses.
-	if acceptsGzip(x.r) {
+	if x.acceptsGzip() {
 		req.Header.Set("Accept-Encoding", "gzip")
 	} else {
 		req.Header.Set("Accept-Encoding", "identity")
@@ -194,13 +200,15 @@ func (x *exchange) asksUsage() bool {
 // relay passes an answer on, metering it on the way.
 func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func()) error {
 	h := x.w.Header()
+	x.observe(resp.Header)
 	dropOurs(resp.Header) // a backend may be a gateway too
 	copyHeaders(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
 	h.Set("X-Headgate-Backend", x.answer.backend)
 	x.answer.status = resp.StatusCode
 	src := &source{ctx: ctx, r: resp.Body, alive: alive}
-	dst := &sink{x: x, flusher: http.NewResponseController(x.w)}
+	dst := x.newSink()
+	defer dst.end()
 	switch enc := resp.Header.Get("Content-Encoding"); {
 	case enc == "gzip":
 		zr, err := gzip.NewReader(resp.Body)
@@ -210,8 +218,8 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 		}
 		src.r = zr
 		h.Del("Content-Length")
-		if acceptsGzip(x.r) {
-			dst.zip = gzip.NewWriter(x.w)
+		if x.acceptsGzip() {
+			dst.zip = gzip.NewWriter(dst.out)
 		} else {
 			h.Del("Content-Encoding")
 		}
@@ -233,10 +241,12 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 	x.w.Header().Del("Content-Length")
 	hide := x.asksUsage() && !x.in.WantsUsage
 	s := openai.NewStream(x.route.kind, hide)
+	x.publishStream(s)
 	emit := func(f openai.Frame) error {
 		x.own(s.ResponseID())
 		if f.Last {
 			x.settleStream(s)
+			x.publishStreamEnd(s)
 		}
 		return dst.Write(f.Raw)
 	}
@@ -251,6 +261,7 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		x.answer.behind = ahead > 0
 		if n > 0 {
 			x.first()
+			x.publish(buf[:n])
 			began := time.Now()
 			gone := s.Feed(buf[:n], emit) != nil || dst.Flush() != nil
 			if time.Since(began) > backlogWait {
@@ -266,6 +277,7 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 			// What ends without a blank line is read only now, and settled before it goes out.
 			ended := s.End(func(f openai.Frame) error { f.Last = true; return emit(f) })
 			x.settleStream(s)
+			x.publishStreamEnd(s)
 			if ended != nil || dst.Close() != nil {
 				return x.clientGone(s)
 			}
@@ -280,6 +292,9 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 
 // streamBroke ends a stream whose backend failed: with an error that the client can read.
 func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause error) error {
+	if x.cache.tier != "" && !x.answer.started && src.ctx.Err() == nil { // another's: it may yet be asked for anew
+		return cause
+	}
 	if src.ctx.Err() != nil {
 		cause = context.Cause(src.ctx)
 	}
@@ -296,7 +311,9 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	if !x.answer.started {
 		return e
 	}
-	x.slot.Fail(cause)
+	if x.slot != nil {
+		x.slot.Fail(cause)
+	}
 	frame := e.inBand(x.route.kind)
 	if s.InFrame() { // the one that broke off must not swallow it
 		frame = append([]byte("\n\n"), frame...)
@@ -326,6 +343,10 @@ func (x *exchange) settleStream(s *openai.Stream) {
 		return
 	}
 	u := s.Usage()
+	if x.cache.tier != "" {
+		x.settleLive(u, s.Complete())
+		return
+	}
 	if !x.plausible(u) {
 		u = openai.Usage{Input: x.res.inTokens, Output: x.counted(s)}
 	} else if s.Counted() {
@@ -339,6 +360,20 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	x.settleUsage(u, s.Complete())
 	x.own(s.ResponseID())
 	x.slot.Release() // like the caller's own slots: free before the last byte goes out
+}
+
+// settleLive settles for the stream of another request, for which that one pays.
+func (x *exchange) settleLive(u openai.Usage, whole bool) {
+	x.answer.usage, x.answer.whole = u, whole && u.Known
+	if !x.caller.CachedMetered {
+		x.settle(outcomeCached)
+		x.p.met.saved(x)
+		return
+	}
+	if !x.answer.whole {
+		x.settle(outcomeUnknown)
+	}
+	x.settle(outcomeAnswered)
 }
 
 // counted is how long the answer is that has passed, where no usage says it: by its
@@ -410,11 +445,13 @@ func (x *exchange) relayBody(src *source, dst *sink, status int) error {
 		if m > 0 {
 			x.first()
 			_, _ = scan.Write(held[n : n+m]) // never fails
+			x.publishBody(held[n : n+m])
 			n += m
 		}
 		switch {
 		case errors.Is(err, io.EOF):
 			x.settleBody(scan, status)
+			x.publishBodyEnd(status, x.w.Header().Get("Content-Type"))
 			if dst.Write(held[:n]) != nil || dst.Close() != nil {
 				x.answer.clientGo = true
 			}
@@ -526,7 +563,7 @@ func (x *exchange) first() {
 // once it is settled, how many tokens it stands for.
 func (x *exchange) own(id string) {
 	tokens := x.answer.inTokens + x.answer.outTokens
-	if id == "" || x.route.kind != openai.Response || !x.route.generate || id == x.owned && tokens == 0 {
+	if id == "" || x.slot == nil || x.route.kind != openai.Response || !x.route.generate || id == x.owned && tokens == 0 {
 		return
 	}
 	x.owned = id
@@ -550,13 +587,60 @@ func (s *source) Read(p []byte) (int, error) {
 
 // sink writes an answer: headers first, compressed again if it came so.
 type sink struct {
-	x       *exchange
-	zip     *gzip.Writer
+	x    *exchange
+	out  flushWriter
+	zip  *gzip.Writer
+	gone bool // the client is, and others wait for the rest
+}
+
+// flushWriter is a client as it is written to.
+type flushWriter interface {
+	io.Writer
+	Flush() error
+}
+
+// newSink writes to the client, where others wait for the answer, too, at the client's own pace.
+func (x *exchange) newSink() *sink {
+	if x.cache.fill != nil {
+		return &sink{x: x, out: detach(x.w)}
+	}
+	return &sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
+}
+
+// end waits until nothing is written any more. It may come after Close.
+func (d *sink) end() {
+	if out, ok := d.out.(*detached); ok {
+		_ = out.Close() // whoever had to know was told by the write
+	}
+}
+
+// attached writes to a client at once.
+type attached struct {
+	io.Writer
 	flusher *http.ResponseController
 }
 
-// Write passes p on. The first one sends the headers.
-func (d *sink) Write(p []byte) error {
+// Flush sends what was written.
+func (a attached) Flush() error { return a.flusher.Flush() }
+
+// Write passes p on. The first one sends the headers. Where others wait for the answer, too, it
+// goes on without its client.
+func (d *sink) Write(p []byte) error { return d.spare(func() error { return d.write(p) }) }
+
+// spare does what concerns the client, as long as it is there.
+func (d *sink) spare(act func() error) error {
+	if d.gone {
+		return nil
+	}
+	err := act()
+	if err == nil || d.x.cache.fill == nil {
+		return err
+	}
+	d.gone, d.x.answer.clientGo = true, true
+	return nil
+}
+
+func (d *sink) write(p []byte) error {
 	x := d.x
 	if !x.answer.started {
 		x.stateHeaders()
@@ -573,13 +657,15 @@ func (d *sink) Write(p []byte) error {
 	if d.zip != nil {
 		_, err = d.zip.Write(p)
 	} else {
-		_, err = x.w.Write(p)
+		_, err = d.out.Write(p)
 	}
 	return err
 }
 
 // Flush sends what was written.
-func (d *sink) Flush() error {
+func (d *sink) Flush() error { return d.spare(d.flush) }
+
+func (d *sink) flush() error {
 	if !d.x.answer.started {
 		return nil
 	}
@@ -588,7 +674,7 @@ func (d *sink) Flush() error {
 			return err
 		}
 	}
-	return d.flusher.Flush()
+	return d.out.Flush()
 }
 
 // Close ends the answer, also one without a byte.
@@ -598,8 +684,13 @@ func (d *sink) Close() error {
 			return err
 		}
 	}
-	if d.zip != nil {
-		return d.zip.Close()
+	if d.zip != nil && !d.gone {
+		if err := d.zip.Close(); err != nil {
+			return err
+		}
+	}
+	if out, ok := d.out.(*detached); ok {
+		return out.Close()
 	}
 	return nil
 }
@@ -633,6 +724,9 @@ func dropOurs(h http.Header) {
 		}
 	}
 }
+
+// acceptsGzip: the client may get what the backend has compressed, and nobody looks into it here.
+func (x *exchange) acceptsGzip() bool { return !x.recording && acceptsGzip(x.r) }
 
 // acceptsGzip: the client named gzip and did not refuse it by q=0.
 func acceptsGzip(r *http.Request) bool {

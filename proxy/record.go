@@ -28,6 +28,8 @@ type metrics struct {
 	budgets     *prometheus.CounterVec
 	spent, left *prometheus.GaugeVec
 	overrun     prometheus.Counter
+	cache       *prometheus.CounterVec
+	savings     *prometheus.CounterVec
 
 	mu      sync.Mutex
 	tenants map[string]bool
@@ -52,9 +54,11 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		spent:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_spent_usd", Help: "Spent of a tenant's or the fleet's budget in its period, in dollars, as this node saw it last. Budgets of keys, users and models are not shown."}, []string{"tenant", "budget"}),
 		left:        prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_remaining_usd", Help: "What was left of it, in dollars."}, []string{"tenant", "budget"}),
 		overrun:     prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_strict_overruns_total", Help: "Answers that cost more than their strict budgets had reserved: the backend does not keep to its caps, or the policy to the model's context."}),
+		cache:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_requests_total", Help: "Requests that the cache had to do with, by tier and outcome (exact: answered by what is kept; stale: that is being refreshed, or the model failed; live: by another request's answer; failed: by its error; miss: the model was asked; uncacheable; bypass)."}, []string{"tier", "outcome"}),
+		savings:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_saved_usd_total", Help: "What answers of the cache would have cost, in dollars."}, []string{"tenant"}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -72,11 +76,14 @@ func degradedGauge(p *Proxy) prometheus.Collector {
 	})
 }
 
-// admitted counts a reservation.
-func (m *metrics) admitted(x *exchange) {
-	m.slots.Inc()
+// admitted counts a reservation: the charges from `from` on, of which the first ones have come before.
+func (m *metrics) admitted(x *exchange, from int, first bool) {
+	if first {
+		m.slots.Inc()
+	}
 	r := &x.res
-	for i, l := range r.limits[:r.n] {
+	for i := from; i < r.n; i++ {
+		l := r.limits[i]
 		outcome := "admitted"
 		if l.Shadow && !r.decisions[i].Admitted {
 			outcome = "shadow_refused"
@@ -121,6 +128,18 @@ func (m *metrics) billed(x *exchange) {
 			outcome = "clamped"
 		}
 		m.budgets.WithLabelValues(c.Budget.Name, outcome).Inc()
+	}
+}
+
+// cached counts what the cache did for a request.
+func (m *metrics) cached(_ *exchange, outcome string) {
+	m.cache.WithLabelValues(tierExact, outcome).Inc()
+}
+
+// saved counts what the answer would have cost.
+func (m *metrics) saved(x *exchange) {
+	if n := x.model.Cost(x.answer.usage, int64(x.in.Images), 0); n > 0 {
+		m.savings.WithLabelValues(m.tenant(x.caller.Tenant)).Add(float64(n) / 1e9)
 	}
 }
 
@@ -170,6 +189,8 @@ func (x *exchange) record() {
 	}
 	a := &x.answer
 	switch {
+	case x.cache.tier != "":
+		path = tierExact
 	case a.backend != "":
 		path = "upstream"
 	case a.started:
@@ -190,7 +211,7 @@ func (x *exchange) record() {
 	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
 		return
 	}
-	attrs := make([]slog.Attr, 0, 26)
+	attrs := make([]slog.Attr, 0, 27)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
 	if x.caller != nil {
@@ -206,6 +227,9 @@ func (x *exchange) record() {
 		attrs = append(attrs, slog.String("model", model), slog.String("backend", a.backend), slog.Bool("stream", x.in.Stream),
 			slog.Int64("input_tokens", a.inTokens), slog.Int64("cached_input_tokens", a.usage.CachedInput), slog.Int64("output_tokens", a.outTokens), slog.Int64("cost_nano_usd", a.nanoUSD),
 			slog.Int64("reserved_tokens", x.res.inTokens+x.res.outTokens))
+	}
+	if x.cache.surface != nil {
+		attrs = append(attrs, slog.String("cache", x.cache.word()))
 	}
 	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
 	if x.r.Header.Get("X-Stainless-Retry-Count") != "" {

@@ -77,6 +77,11 @@ type Config struct {
 	// Money keeps the budgets and the usage log; nil: nothing is logged, and who has budgets is
 	// refused.
 	Money Money
+	// Cache keeps answers, Elements those of embeddings, input by input; nil: none are kept.
+	Cache    Cache
+	Elements Elements
+	// Hearing says whether this node hears now of kept answers that are void; nil: always.
+	Hearing func() bool
 	// BudgetStatus is the status of a refusal by a spent budget; 0: 429.
 	BudgetStatus int
 }
@@ -86,20 +91,21 @@ const defaultMaxBody = 8 << 20
 
 // Proxy is the HTTP front door. It is safe for concurrent use.
 type Proxy struct {
-	cfg      Config
-	snap     atomic.Pointer[Snapshot] // nil until the first Apply
-	switches atomic.Pointer[Switches] // never nil
-	override atomic.Pointer[override] // nil: never set
-	degraded atomic.Bool              // as last logged
-	routes   *routes
-	bodies   edge.Bodies
-	est      *estimator
-	owners   owners
-	met      *metrics
-	waiters  atomic.Int64
-	uncut    context.Context // ends when Cut is called
-	cut      context.CancelFunc
-	open     sync.WaitGroup // exchanges not yet settled
+	cfg       Config
+	snap      atomic.Pointer[Snapshot] // nil until the first Apply
+	switches  atomic.Pointer[Switches] // never nil
+	override  atomic.Pointer[override] // nil: never set
+	degraded  atomic.Bool              // as last logged
+	routes    *routes
+	bodies    edge.Bodies
+	est       *estimator
+	owners    owners
+	met       *metrics
+	waiters   atomic.Int64
+	refreshes atomic.Int64
+	uncut     context.Context // ends when Cut is called
+	cut       context.CancelFunc
+	open      sync.WaitGroup // exchanges not yet settled
 }
 
 // New makes a Proxy that answers not_ready until Apply gave it a snapshot.
@@ -162,23 +168,25 @@ type exchange struct {
 	timeout    time.Duration
 	noDegrade  bool // only the model asked for may answer
 
-	route   *route
-	pathID  string
-	body    *edge.Body
-	in      openai.Request
-	earlier int64          // tokens of the response that this one goes on from
-	guessed bool           // earlier is not the backend's word
-	asked   *Model         // the one asked for
-	model   *Model         // the one that answers
-	smaller bool           // the ladder put a fallback before the one asked for
-	only    string         // the one endpoint that can answer, "" if any
-	owned   string         // the id of the response that was recorded as the caller's
-	slot    *upstream.Slot // of the last attempt; given back once the answer is complete
-	res     reservation
-	tab     tab
-	answer  answer
-	gotErr  *Error
-	content *capture
+	route     *route
+	pathID    string
+	body      *edge.Body
+	in        openai.Request
+	earlier   int64          // tokens of the response that this one goes on from
+	guessed   bool           // earlier is not the backend's word
+	asked     *Model         // the one asked for
+	model     *Model         // the one that answers
+	smaller   bool           // the ladder put a fallback before the one asked for
+	only      string         // the one endpoint that can answer, "" if any
+	owned     string         // the id of the response that was recorded as the caller's
+	slot      *upstream.Slot // of the last attempt; given back once the answer is complete
+	cache     consult
+	res       reservation
+	tab       tab
+	answer    answer
+	recording bool // w is not the client's
+	gotErr    *Error
+	content   *capture
 }
 
 // ServeHTTP carries a request through the pipeline and settles it, whatever happens.
@@ -192,14 +200,14 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.id, x.upstreamID = requestIDs(r)
 	w.Header().Set("X-Request-Id", x.id)
 	w.Header().Set("X-Headgate-Node", p.cfg.NodeID)
-	aborted := x.run()
+	aborted := x.run(x.serve)
 	if aborted { // the answer broke off: only a closed connection tells the client so
 		panic(http.ErrAbortHandler)
 	}
 }
 
 // run is serve with everything that must happen at its end.
-func (x *exchange) run() (aborted bool) {
+func (x *exchange) run(serve func() error) (aborted bool) {
 	defer x.finish()
 	defer func() {
 		if v := recover(); v != nil {
@@ -215,7 +223,7 @@ func (x *exchange) run() (aborted bool) {
 			}
 		}
 	}()
-	err := x.serve()
+	err := serve()
 	if err == nil {
 		return false
 	}
@@ -257,16 +265,19 @@ func (x *exchange) serve() error {
 	if err != nil {
 		return x.chargeMalformed(err)
 	}
-	if e := x.shed(); e != nil {
-		return e
+	if err := x.consider(candidates[0]); err != nil {
+		return x.chargeMalformed(err)
+	}
+	if x.cache.kept == nil { // what is at hand costs the fleet nothing
+		if e := x.shed(); e != nil {
+			return e
+		}
 	}
 	// A fallback is admitted and charged like the model asked for; what was reserved
 	// for the one before has been given back.
 	for i, m := range candidates {
 		x.model = m
-		if err = x.admit(); err == nil {
-			err = x.forward()
-		}
+		err = x.try()
 		if err == nil || i == len(candidates)-1 || !x.mayFallBack(err) {
 			break
 		}
@@ -330,9 +341,10 @@ func (x *exchange) identify() error {
 		}
 		x.user = u
 	}
-	if h.Get("X-Headgate-Cache") == "only" {
-		return malformed(http.StatusBadRequest, "X-Headgate-Cache", "there is no cache yet that could answer; leave X-Headgate-Cache: only out")
+	if err := x.cacheHeaders(); err != nil {
+		return err
 	}
+	x.surface = c.OnlySurface
 	if s := h.Get("X-Headgate-Surface"); s != "" {
 		if !c.AnySurface && !c.Surfaces[s] {
 			return errForbidden("X-Headgate-Surface", "this key may not use surface %q", clip(s, 64))
@@ -543,6 +555,7 @@ func (x *exchange) refuse(e *Error) {
 // finish settles what is still open, frees what is held, and writes the record.
 func (x *exchange) finish() {
 	x.settle(outcomeFailed)
+	x.endFill(FillEnd{Kind: FillAbandoned}) // of a panic
 	x.record()
 	if x.body != nil {
 		x.body.Release()

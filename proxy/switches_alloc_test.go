@@ -30,7 +30,7 @@ func TestSwitchesCostNothing(t *testing.T) {
 		ok := true
 		if n := testing.AllocsPerRun(100, func() {
 			ok = ok && x.killed("m", m) == nil && x.shed() == nil && !p.switches.Load().on(rungSmaller, x.start)
-			x.charge(keep)
+			x.charge(0, keep)
 			x.res.decisions[2].By = by
 			x.res.decided()
 			ok = ok && x.res.n == 3 && x.res.charges[1].Apart == limiter.ByAllow && (x.degraded() == "quota") == (by == limiter.ByAllow)

@@ -116,6 +116,13 @@ type Body struct {
 	refs atomic.Int32
 }
 
+// NewBody is a body that is there already. data must not be written to any more.
+func NewBody(data []byte) *Body {
+	b := &Body{data: data[:len(data):len(data)], from: &Bodies{}}
+	b.refs.Store(1)
+	return b
+}
+
 // Bytes is the body, valid until Release.
 func (b *Body) Bytes() []byte { return b.data }
 
@@ -124,6 +131,12 @@ func (b *Body) Bytes() []byte { return b.data }
 func (b *Body) Open() io.ReadCloser {
 	b.refs.Add(1)
 	return &bodyReader{b: b}
+}
+
+// Share is one more hold of the body, to be released like the first one. To be called before Release.
+func (b *Body) Share() *Body {
+	b.refs.Add(1)
+	return b
 }
 
 // Release gives up the caller's hold; call it once.
