@@ -225,6 +225,10 @@ func (s *Stream) pass(p []byte, end bool, emit func(f Frame) error) error {
 		_, _ = s.long.Write(p)
 	}
 	s.passed(carried{most: int64(len(p) + len(held))})
+	if a := s.whole; a != nil && a.piece(held) && a.piece(p) && end {
+		a.Event(s.payload(a.long))
+		a.long = nil
+	}
 	last := false
 	if end {
 		t := &s.long.top
