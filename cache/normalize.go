@@ -99,22 +99,29 @@ func normalizeText(s []byte, fold bool) []byte {
 		s = norm.NFC.Bytes(s)
 	}
 	out, gap := s[:0], false // out never overtakes what is read: a blank is the shortest space
-	for i := 0; i < len(s); {
-		r, n := utf8.DecodeRune(s[i:])
-		if unicode.IsSpace(r) {
-			gap = len(out) > 0
-			i += n
-			continue
+	for i, n := 0, 0; i < len(s); i += n {
+		c := s[i]
+		space := c == ' ' || '\t' <= c && c <= '\r'
+		r := rune(c)
+		if n = 1; c >= utf8.RuneSelf {
+			r, n = utf8.DecodeRune(s[i:])
+			space = unicode.IsSpace(r)
 		}
-		if gap {
+		switch {
+		case space:
+			gap = len(out) > 0
+			continue
+		case gap:
 			out, gap = append(out, ' '), false
 		}
-		if fold && 'A' <= r && r <= 'Z' {
-			out = append(out, byte(r)+'a'-'A')
-		} else {
+		switch {
+		case fold && 'A' <= c && c <= 'Z':
+			out = append(out, c+'a'-'A')
+		case fold && n > 1 && unicode.Is(unicode.Cherokee, r): // whose cases package cases swaps
+			out = utf8.AppendRune(out, unicode.ToUpper(r))
+		default:
 			out = append(out, s[i:i+n]...)
 		}
-		i += n
 	}
 	return out
 }
