@@ -3,8 +3,12 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,16 +18,15 @@ import (
 // ErrBroken ends a Reader whose leader did not come to an end: what was read is a prefix of an answer.
 var ErrBroken = errors.New("cache: the answer broke off")
 
-// ErrClosed is returned by Join after Close.
-var ErrClosed = errors.New("cache: closed")
+const maxEntry = 16 << 20 // bytes of a body, where Config does not say
 
-// Config of an Exact. Ring, Client, Valid, Stamp, Current, Now and Rand are required; all functions must be
-// safe for concurrent use, fast, and must not call back.
+// Config of an Exact. All but MaxEntry, Logger and Registerer are required; functions must be safe
+// for concurrent use, take no longer than microseconds, and not call the Exact.
 type Config struct {
-	// Store keeps entries on this node.
+	// Store keeps entries on this node: a *Store. It is its maker's to close, after the Exact.
 	Store entries
-	// Ring gives addresses of a key's owner first, then of its successors, in an order that all
-	// nodes agree on; "" is this node. None: this node.
+	// Ring gives the address of a key's owner first, then those of its successors, in an order that
+	// all nodes agree on; "" is this node. None: this node alone.
 	Ring func(Key) []string
 	// Client is the connection to an address.
 	Client func(address string) (grpc.ClientConnInterface, error)
@@ -31,69 +34,183 @@ type Config struct {
 	Valid func(*Entry) bool
 	// Stamp is where the ledger is: what is invalidated later has a higher one.
 	Stamp func() uint64
-	// Current says whether this node hears of invalidations now. Where it does not, nothing stored
-	// here is served.
+	// Current says whether this node hears of invalidations now. Where it does not, nothing that is
+	// stored here is served.
 	Current func() bool
 	// Now is a monotone clock in nanoseconds that counts suspend.
 	Now func() int64
-	// Rand draws the jitter of lives; guarded by the Exact.
+	// Rand draws jitter and the numbers of leads; only the Exact may use it.
 	Rand *rand.Rand
-	// MaxEntry bounds the body of an entry in bytes; larger ones of other nodes are refused. 16 MiB where 0.
+	// MaxEntry bounds the body of an entry, in bytes: what is larger is not stored, and refused when
+	// it comes from another node. 0: 16 MiB.
 	MaxEntry int64
 
-	Logger     *slog.Logger          // may be nil
-	Registerer prometheus.Registerer // may be nil
+	Logger     *slog.Logger          // nil: none
+	Registerer prometheus.Registerer // nil: none
 }
 
-// entries is what an Exact needs of a store. Get says Refresh once for each time that an entry
-// should be refreshed; Stale is what may be served where the model fails. What was Put is found at
-// once. Entries that Config.Valid refuses are not found.
+// validate says what is missing.
+func (c *Config) validate() error {
+	for _, f := range [...]struct {
+		name string
+		ok   bool
+	}{
+		{"Store", c.Store != nil},
+		{"Ring", c.Ring != nil},
+		{"Client", c.Client != nil},
+		{"Valid", c.Valid != nil},
+		{"Stamp", c.Stamp != nil},
+		{"Current", c.Current != nil},
+		{"Now", c.Now != nil},
+		{"Rand", c.Rand != nil},
+	} {
+		if !f.ok {
+			return fmt.Errorf("cache: %s must be given", f.name)
+		}
+	}
+	if c.MaxEntry < 0 || c.MaxEntry > maxEntry {
+		return fmt.Errorf("cache: MaxEntry %d: from 1 to %d, or 0 for that", c.MaxEntry, maxEntry)
+	}
+	if c.MaxEntry == 0 {
+		c.MaxEntry = maxEntry
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// entries is what an Exact needs of a Store, which says what its methods do. What was put is found
+// from then on.
 type entries interface {
 	Get(key Key, now int64) (Hit, bool)
 	Stale(key Key, now int64) (Hit, bool)
-	Put(e Entry)
+	Put(e *Entry) bool
+	PutCopy(h Hit) bool
+	Drop(key Key)
+	Release(key Key)
 	Clear()
+	Stats() Stats
 }
 
 // Exact answers from what is stored, on this node or at the key's owner, and lets one request in
 // the cluster ask the model while the others wait for it. Safe for concurrent use.
 type Exact struct {
-	cfg Config
+	cfg    Config
+	met    *metrics
+	ctx    context.Context // of all that runs in the background
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	gen    atomic.Uint64 // raised by Clear: what began before it is not stored
+	puts   chan struct{} // has a place for each Put that is on its way
+
+	mu       sync.Mutex // over what follows and all that hangs on it; never held across I/O
+	closed   bool
+	branches map[branchID]*branch
+	waiting  int
+	referee  referee
+	broken   map[string]int64 // addresses that did not answer, and until when they are passed over
 }
 
-// NewExact returns an Exact. Close it.
-func NewExact(cfg Config) (*Exact, error) { return &Exact{cfg: cfg}, nil }
+// NewExact returns an Exact, which has no goroutines until it is used. Close it.
+func NewExact(cfg Config) (*Exact, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	e := &Exact{
+		cfg: cfg, branches: map[branchID]*branch{}, broken: map[string]int64{}, puts: make(chan struct{}, maxPuts),
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.referee = referee{
+		flights: map[Key]*flight{}, passes: map[Key]int64{}, gen: e.gen.Load,
+		token: func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
+		stale: func(k Key) (Hit, bool) {
+			if !cfg.Current() {
+				return Hit{}, false
+			}
+			return cfg.Store.Stale(k, cfg.Now())
+		},
+		handed: func(reason string) { e.met.handovers.WithLabelValues(reason).Inc() },
+	}
+	var err error
+	if e.met, err = newMetrics(cfg.Registerer, e); err != nil {
+		return nil, fmt.Errorf("cache: register metrics: %w", err)
+	}
+	return e, nil
+}
 
-// Register serves other nodes.
-func (e *Exact) Register(s grpc.ServiceRegistrar) {}
+// start runs f in the background, unless the Exact is closed; e.mu is held.
+func (e *Exact) start(f func()) bool {
+	if e.closed {
+		return false
+	}
+	e.wg.Go(f)
+	return true
+}
 
 // Run forgets what has expired until ctx ends, then closes.
 func (e *Exact) Run(ctx context.Context) error {
-	<-ctx.Done()
-	e.Close()
-	return nil
+	defer e.Close()
+	t := time.NewTicker(passFor)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.ctx.Done():
+			return nil
+		case <-t.C:
+			e.mu.Lock()
+			e.referee.prune(e.cfg.Now())
+			e.mu.Unlock()
+		}
+	}
 }
 
-// Close ends all flights: who waits is told to ask the model itself, readers get ErrBroken. It waits
-// for everything that runs in the background.
-func (e *Exact) Close() {}
+// Close ends all flights: who waits, and whoever joins later, passes; readers get ErrBroken; fills that
+// go on do so for their own clients. It waits for all that runs in the background. The gRPC server that
+// it was registered with must be stopped, too, or it waits for the other nodes to leave.
+func (e *Exact) Close() {
+	e.mu.Lock()
+	e.closed = true
+	e.cancel()
+	e.mu.Unlock()
+	e.wg.Wait()
+}
 
-// Clear drops all that is stored here; what is being filled is not stored either.
-func (e *Exact) Clear() {}
+// Clear drops all that is stored here. What is being filled now is given to those who wait, and not
+// stored here.
+func (e *Exact) Clear() {
+	e.gen.Add(1)
+	e.cfg.Store.Clear()
+}
 
-// Ask is one request's interest in an answer.
+// keep stores an answer that was begun in a generation.
+func (e *Exact) keep(put func(), k Key, gen uint64) {
+	if e.gen.Load() != gen {
+		return
+	}
+	put()
+	if e.gen.Load() != gen {
+		e.cfg.Store.Drop(k)
+	}
+}
+
+// Ask is one request's interest in an answer. It must not change while Join runs.
 type Ask struct {
 	Key  Key
-	Live bool // another's stream will do: Turn may be TurnLive
+	Live bool // another's stream will do: the Turn may be TurnLive
 	// Refresh: nothing stored will do. An answer that is on its way will.
 	Refresh bool
-	// Early is a background refresh of a stored entry: it never waits for others. Where another
-	// leads the Turn is TurnBusy; where the owner has a younger entry than Age it is a TurnHit and the entry is here.
+	// Early is a background refresh of a stored entry, which never waits for others. Where another
+	// leads the Turn is TurnBusy; where the owner has a fresh entry that is younger than Age it is
+	// TurnHit, and that entry is stored here from now on.
 	Early bool
 	Age   time.Duration // with Early: of the entry here
-	// MaxEntry bounds the body of an entry that will do; 0: Config.MaxEntry.
+	// MaxEntry bounds the body of an entry that is stored, below Config.MaxEntry; 0: that.
 	MaxEntry int64
-	// LeadFor is how long a leader may go without a byte before the next may try too; 0: 30 s.
+	// LeadFor is how long a leader may go without a byte before the next may try too; 0: 30 s, at most
+	// an hour.
 	LeadFor time.Duration
 }
 
@@ -103,11 +220,11 @@ type TurnKind uint8
 // The turns.
 const (
 	TurnHit    TurnKind = iota + 1 // serve Hit
-	TurnLead                       // ask the model and end Fill
+	TurnLead                       // ask the model, and end Fill
 	TurnLive                       // relay Live, and Close it
 	TurnFailed                     // the model answered Failed to others, twice
 	TurnPass                       // ask the model for yourself alone, store nothing
-	TurnBusy                       // of an Early ask: there is nothing to do
+	TurnBusy                       // of an Early Ask: there is nothing to do
 )
 
 // Turn is what a Join came to. Of Hit, Fill, Live and Failed the one of its Kind is set.
@@ -121,7 +238,7 @@ type Turn struct {
 	Stale *Hit
 }
 
-// Failure is an answer of the model that is not 2xx.
+// Failure is an answer of the model that is not 2xx. Body must not be written to.
 type Failure struct {
 	Status      int
 	ContentType string
@@ -129,73 +246,226 @@ type Failure struct {
 }
 
 // Look finds what is stored on this node. It never waits.
-func (e *Exact) Look(k Key) (Hit, bool) { return Hit{}, false }
-
-// Join blocks until there is something to do. Its errors are those of ctx, and ErrClosed.
-func (e *Exact) Join(ctx context.Context, ask *Ask) (Turn, error) {
-	return Turn{Kind: TurnLead, Fill: &Fill{}}, nil
+func (e *Exact) Look(k Key) (Hit, bool) {
+	if !e.cfg.Current() {
+		return Hit{}, false
+	}
+	return e.cfg.Store.Get(k, e.cfg.Now())
 }
 
-// Fill is the right to ask the model for all who want the same. Whoever has it must end it by one of Store,
-// Share, Unshareable, Failed, Abandon and Broken; the first counts, all are safe after it, in any order,
-// by several goroutines.
-type Fill struct{}
+// Join blocks until there is something to do. Its error is that of ctx. Who gets a TurnLead must
+// end the Fill, who gets a TurnLive must Close the Reader.
+func (e *Exact) Join(ctx context.Context, ask *Ask) (Turn, error) {
+	if err := ctx.Err(); err != nil {
+		return Turn{}, err
+	}
+	kind := asUsual
+	switch {
+	case ask.Early:
+		kind = asEarly
+	case ask.Refresh:
+		kind = asRefresh
+	default:
+		if h, ok := e.Look(ask.Key); ok {
+			return Turn{Kind: TurnHit, Hit: h}, nil
+		}
+	}
+	w := &waiter{ask: ask, turn: make(chan Turn, 1)}
+	e.mu.Lock()
+	if h, ok := e.lookAgain(kind, ask.Key); ok {
+		e.mu.Unlock()
+		return Turn{Kind: TurnHit, Hit: h}, nil
+	}
+	e.enter(w, kind)
+	e.mu.Unlock()
+	select {
+	case t := <-w.turn:
+		return t, nil
+	case <-ctx.Done():
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if w.at != nil {
+		w.b.leave(w)
+		return Turn{}, ctx.Err()
+	}
+	return <-w.turn, nil // it was answered meanwhile: a lead must not get lost
+}
 
-// Context is for the call to the model: it ends when client has ended and nobody, on any node, waits for
-// the answer, and when the CancelFunc is called. It has the values of client.
+// lookAgain finds what a flight that has ended since the first look left; e.mu is held.
+func (e *Exact) lookAgain(kind asKind, k Key) (Hit, bool) {
+	if kind != asUsual || e.branches[branchID{k, kind}] != nil {
+		return Hit{}, false
+	}
+	return e.Look(k)
+}
+
+// Fill is the right to ask the model for all who want the same. Whoever has it must end it by one of
+// Store, Share, Unshareable, Failed, Abandon and Broken. The first counts; all methods are safe after
+// it, in any order, and by several goroutines.
+type Fill struct {
+	e        *Exact
+	b        *branch
+	token    uint64
+	stamp    uint64
+	gen      uint64
+	since    int64
+	maxEntry int64
+	ended    atomic.Bool
+
+	// Exact.mu is over these.
+	tape    *tape // what was published; nil: Begin was not called
+	large   bool  // it was too large to be followed: the flight is over for the others
+	gone    bool  // its client has left
+	others  bool  // requests of other nodes wait for it
+	cancels []context.CancelFunc
+}
+
+// Context is for the call to the model: it ends when client has ended and nobody, on any node, waits
+// for the answer, and when the CancelFunc is called, which must be. It has the values of client but
+// not its deadline.
 func (f *Fill) Context(client context.Context) (context.Context, context.CancelFunc) {
-	return context.WithCancel(client)
+	return f.watch(client)
 }
 
 // Begin says that a 2xx stream of events has begun that may be given to others: those who take a live
 // stream go on with it. Later ones are void.
-func (f *Fill) Begin(contentType string) {}
+func (f *Fill) Begin(contentType string) {
+	f.e.mu.Lock()
+	defer f.e.mu.Unlock()
+	if !f.ended.Load() {
+		f.begin(contentType)
+	}
+}
 
-// Write publishes bytes as they passed. It copies p and never blocks. Without Begin it does nothing.
-func (f *Fill) Write(p []byte) {}
+// Write publishes bytes as they passed. It copies p and never waits. Without Begin it does nothing.
+// Beyond 8 MiB the stream ends for the others: readers get ErrBroken, who waits passes, and so does who comes
+// within ten seconds; Store still stores.
+func (f *Fill) Write(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	p = append([]byte(nil), p...)
+	f.e.mu.Lock()
+	defer f.e.mu.Unlock()
+	if !f.ended.Load() {
+		f.write(p)
+	}
+}
 
-// Store ends the fill: the answer is whole and may be stored. Key, Stamp, Delta and Age are set here, the lives
-// get their jitter. Where e was invalidated meanwhile it is given to nobody.
-func (f *Fill) Store(e *Entry) {}
+// Store ends the fill: the answer is whole, and may be stored. Key, Stamp, Delta and Age are set here,
+// and its life gets its jitter. What is larger than MaxEntry is shared only; what was invalidated meanwhile
+// is as if it had been abandoned.
+func (f *Fill) Store(en *Entry) { f.whole(upStore, en) }
 
 // Share ends the fill: the answer is whole, goes to those who wait now, and is not stored.
-func (f *Fill) Share(e *Entry) {}
+func (f *Fill) Share(en *Entry) { f.whole(upShare, en) }
 
-// Unshareable ends the fill: the answer is whole and may not be given to others, who ask for themselves now and
-// for the next ten seconds. Readers of what Begin published get ErrBroken.
-func (f *Fill) Unshareable() {}
+func (f *Fill) whole(kind upKind, en *Entry) {
+	if !f.ended.CompareAndSwap(false, true) {
+		return
+	}
+	e, filled := f.e, *en
+	filled.Key, filled.Stamp, filled.Delta, filled.Age = f.b.id.key, f.stamp, f.delta(), 0
+	e.mu.Lock()
+	filled.Life = Jitter(filled.Life, e.cfg.Rand)
+	e.mu.Unlock()
+	switch size := int64(len(filled.Body)); {
+	case size > maxEntry:
+		f.last(&up{kind: upUnshareable}, ErrBroken)
+		return
+	case size > f.maxEntry:
+		kind = upShare
+	}
+	if !e.cfg.Valid(&filled) {
+		f.last(&up{kind: upAbandon, counts: true}, io.EOF)
+		return
+	}
+	if kind == upStore { // before the flight ends, so that nobody finds neither
+		e.keep(func() { e.cfg.Store.Put(&filled) }, filled.Key, f.gen)
+	}
+	f.last(&up{kind: kind, entry: &filled}, io.EOF)
+}
 
-// Failed ends the fill: the model answered an error. The next who waits leads; after the second time
-// all get TurnFailed.
-func (f *Fill) Failed(x Failure) {}
+// last ends the fill.
+func (f *Fill) last(u *up, tape error) {
+	if u.kind != upStore && f.b.id.kind == asEarly {
+		f.e.cfg.Store.Release(f.b.id.key) // the next who finds it may refresh it
+	}
+	f.e.mu.Lock()
+	defer f.e.mu.Unlock()
+	f.conclude(u, tape)
+}
+
+func (f *Fill) end(u *up, tape error) {
+	if f.ended.CompareAndSwap(false, true) {
+		f.last(u, tape)
+	}
+}
+
+// Unshareable ends the fill: the answer is whole and may not be given to others, who ask for themselves, now
+// and for the next ten seconds. Readers, who have had all of it, get io.EOF.
+func (f *Fill) Unshareable() { f.end(&up{kind: upUnshareable}, io.EOF) }
+
+// Failed ends the fill: the model answered an error. The next who waits leads; after the second time all get
+// TurnFailed. Readers, who saw it pass, get io.EOF. A body beyond 1 MiB is not shared: that is Abandon(true).
+func (f *Fill) Failed(x Failure) {
+	if len(x.Body) > maxFailure || len(x.ContentType) > maxName || x.Status <= 0 {
+		f.end(&up{kind: upAbandon, counts: true}, io.EOF)
+		return
+	}
+	f.end(&up{kind: upFailed, failure: x}, io.EOF)
+}
 
 // Abandon ends the fill: there was no answer. The next who waits leads; after two that count all pass.
-func (f *Fill) Abandon(counts bool) {}
+func (f *Fill) Abandon(counts bool) { f.end(&up{kind: upAbandon, counts: counts}, ErrBroken) }
 
-// Broken ends the fill: the stream broke off. Readers get ErrBroken; the next who got no byte leads. It counts
+// Broken ends the fill: its stream broke off. Readers get ErrBroken, the next who got no byte leads. It counts
 // like Abandon(true).
-func (f *Fill) Broken() {}
+func (f *Fill) Broken() { f.end(&up{kind: upBroken}, ErrBroken) }
 
-// Reader follows another's stream. It is for one goroutine.
-type Reader struct{}
+// Reader follows another's stream. Next is for one goroutine at a time.
+type Reader struct {
+	b      *branch
+	tape   *tape
+	at     int
+	closed bool // Exact.mu is over it
+}
 
 // ContentType of the stream.
-func (r *Reader) ContentType() string { return "" }
+func (r *Reader) ContentType() string { return r.tape.contentType }
 
-// Next waits for bytes, which the caller must not change. io.EOF: the answer is whole; ErrBroken: it broke off; or
-// ctx's error.
-func (r *Reader) Next(ctx context.Context) ([]byte, error) { return nil, ErrBroken }
+// Next waits for bytes, which the caller must not change. Its error is io.EOF where the answer is
+// whole, ErrBroken where it broke off, or that of ctx.
+func (r *Reader) Next(ctx context.Context) ([]byte, error) {
+	for {
+		chunk, err, more := r.tape.from(r.at)
+		switch {
+		case chunk != nil:
+			r.at++
+			return chunk, nil
+		case err != nil:
+			return nil, err
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
 
-// Entry is the answer as it was stored or shared, after io.EOF; nil where it is not known.
-func (r *Reader) Entry() *Entry { return nil }
+// Entry is, after io.EOF, what the stream came to, where it was filled by a request of this node and
+// stored or shared; nil else.
+func (r *Reader) Entry() *Entry { return r.tape.whole() }
 
-// Close ends the interest in the stream. It may be called more than once.
-func (r *Reader) Close() {}
-
-// GetMany finds many entries, on this node and at their owners, each of whom is asked once, for 300 ms at
-// most. The result has the length of keys, nil where nothing was found.
-func (e *Exact) GetMany(ctx context.Context, keys []Key) []*Entry { return make([]*Entry, len(keys)) }
-
-// PutMany stores entries here and, in the background, at their owners. The caller sets Key and Stamp, as read from
-// Config.Stamp before the model was asked.
-func (e *Exact) PutMany(many []Entry) {}
+// Close ends the interest in the stream. More than once is as good as once.
+func (r *Reader) Close() {
+	r.b.e.mu.Lock()
+	defer r.b.e.mu.Unlock()
+	if !r.closed {
+		r.closed = true
+		r.b.readers--
+		r.b.restate()
+	}
+}

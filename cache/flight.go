@@ -1,0 +1,392 @@
+package cache
+
+import (
+	"slices"
+	"time"
+)
+
+// The bounds and times of flights.
+const (
+	maxFlight   = 8 << 20 // bytes of a stream that are kept for those who come later
+	maxGiven    = 8       // leads that one flight gives
+	maxTries    = 2       // of which so many may come to nothing before the others stop to wait
+	maxSessions = 1 << 16 // of nodes that wait, with one owner
+	maxPasses   = 1 << 14 // keys that are not shared for a while
+	passFor     = 10 * time.Second
+	leadForever = time.Hour // the longest LeadFor
+	leadUsually = 30 * time.Second
+)
+
+// Why a lead went to the next.
+const (
+	handLost    = "lost"
+	handSlow    = "slow"
+	handFailed  = "failed"
+	handGivenUp = "abandoned"
+	handBroken  = "broken"
+	handInvalid = "invalid" // what it depends on was invalidated meanwhile
+)
+
+// referee has the flights of the keys for which this node is asked: it gives the lead to one
+// session at a time. It is pure but for what it is made with; whoever calls it holds a lock. What
+// it says stands in the sessions' queues afterwards.
+type referee struct {
+	flights  map[Key]*flight
+	passes   map[Key]int64 // until when a key's answers are known not to be shared
+	sessions int
+	gen      func() uint64 // it rises when the store is cleared: what was begun before is not stored
+	token    func() uint64 // unique in the cluster, not 0
+	stale    func(Key) (Hit, bool)
+	handed   func(reason string)
+}
+
+// flight is one key's: those who wait for its answer, and those who ask the model.
+type flight struct {
+	key      Key
+	sessions []*session
+	queue    []*session // that wait for an answer, in order
+	lock     *lead      // the one that keeps others from leading
+	leads    []*lead    // all that have not ended
+	live     *lead      // whose stream the others follow: the first that began
+	given    int
+	tries    int
+	over     bool // it is in no map any more and gives no lead
+}
+
+// lead is the right to ask the model.
+type lead struct {
+	token  uint64
+	gen    uint64
+	by     *session
+	since  int64
+	for_   int64 // how long it may be silent
+	tape   *tape // what it published; nil: it has not begun
+	others bool  // what its node was told
+	told   bool
+}
+
+// session is a node that waits, or leads, or follows.
+type session struct {
+	ask         asked
+	self        bool // it is this node's
+	flight      *flight
+	waits, live bool
+	queued      bool
+	follows     *lead
+	out         []*down
+	poke        chan struct{}
+	left        bool // its link has ended
+}
+
+func newSession(self bool) *session { return &session{self: self, poke: make(chan struct{}, 1)} }
+
+// want is what a session came for.
+func (s *session) want(ask asked) {
+	if ask.leadFor <= 0 {
+		ask.leadFor = leadUsually
+	}
+	ask.leadFor = min(ask.leadFor, leadForever)
+	s.ask = ask
+}
+
+// say queues a message. The queue is bounded by what a flight may publish and by maxGiven.
+func (s *session) say(d *down) {
+	s.out = append(s.out, d)
+	signal(s.poke)
+}
+
+// signal wakes whoever waits on c, which has room for one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// passed says whether a key's answers are known not to be shared.
+func (r *referee) passed(k Key, now int64) bool {
+	until, ok := r.passes[k]
+	if ok && now >= until {
+		delete(r.passes, k)
+		ok = false
+	}
+	return ok
+}
+
+func (r *referee) pass(k Key, now int64) {
+	if len(r.passes) < maxPasses {
+		r.passes[k] = now + int64(passFor)
+	}
+}
+
+// prune forgets what passed is not asked about.
+func (r *referee) prune(now int64) {
+	for k, until := range r.passes {
+		if now >= until {
+			delete(r.passes, k)
+		}
+	}
+}
+
+// join takes a session into its key's flight, or answers it. What is stored has been looked at before.
+func (r *referee) join(s *session, waits, live bool, now int64) {
+	k := s.ask.key
+	f := r.flights[k]
+	switch resumes := len(s.ask.leads) > 0; {
+	case r.sessions >= maxSessions, !resumes && r.passed(k, now):
+		s.say(&down{kind: downPass})
+		return
+	case f == nil:
+		f = &flight{key: k}
+		r.flights[k] = f
+	case s.ask.early && !resumes && len(f.leads) > 0:
+		s.say(&down{kind: downBusy})
+		return
+	}
+	s.flight = f
+	r.sessions++
+	f.sessions = append(f.sessions, s)
+	for _, token := range s.ask.leads[:min(len(s.ask.leads), maxGiven)] {
+		r.adopt(f, s, token, now)
+	}
+	r.wants(s, waits, live, now)
+}
+
+// adopt takes a lead that an owner gave which is lost.
+func (r *referee) adopt(f *flight, s *session, token uint64, now int64) {
+	l := &lead{token: token, gen: r.gen(), by: s, since: now, for_: int64(s.ask.leadFor)}
+	f.leads = append(f.leads, l)
+	if f.lock == nil {
+		f.lock = l
+	}
+}
+
+// wants is what a session waits for from now on.
+func (r *referee) wants(s *session, waits, live bool, now int64) {
+	f := s.flight
+	if f == nil {
+		return
+	}
+	s.waits, s.live = waits, live
+	switch {
+	case !waits:
+		f.unqueue(s)
+	case f.over: // the answer was there before its node knew of those who wait now
+		s.waits = false
+		s.say(&down{kind: downAgain})
+	case !s.queued:
+		s.queued = true
+		f.queue = append(f.queue, s)
+	}
+	f.follow(s)
+	r.settle(f, now)
+}
+
+// follow has a session that wants to get the stream, or not any more.
+func (f *flight) follow(s *session) {
+	switch {
+	case !s.live:
+		s.follows = nil
+	case s.follows == nil && f.live != nil && f.live.by != s:
+		s.follows = f.live
+		s.say(&down{kind: downBegin, token: f.live.token, contentType: f.live.tape.contentType})
+		for _, c := range f.live.tape.all() {
+			s.say(&down{kind: downData, token: f.live.token, data: c})
+		}
+	}
+}
+
+func (f *flight) unqueue(s *session) {
+	if s.queued {
+		s.queued = false
+		f.queue = slices.DeleteFunc(f.queue, func(q *session) bool { return q == s })
+	}
+}
+
+// settle gives the lead where nobody has it, tells leaders whether somebody waits, and ends a flight that
+// nobody is interested in.
+func (r *referee) settle(f *flight, now int64) {
+	for f.lock == nil && len(f.queue) > 0 && !f.over {
+		if f.given >= maxGiven {
+			r.answer(f, &down{kind: downPass})
+			break
+		}
+		r.give(f, f.queue[0], now)
+	}
+	for _, l := range f.leads {
+		others := slices.ContainsFunc(f.sessions, func(s *session) bool { return s != l.by && (s.waits || s.live) })
+		if !l.told || others != l.others {
+			l.told, l.others = true, others
+			l.by.say(&down{kind: downOthers, token: l.token, others: others})
+		}
+	}
+	if len(f.sessions) == 0 || len(f.leads) == 0 && len(f.queue) == 0 {
+		r.finish(f)
+	}
+}
+
+// give is the only place where a lead is given.
+func (r *referee) give(f *flight, s *session, now int64) {
+	f.unqueue(s)
+	s.waits = false // until it says that others of the node wait
+	f.given++
+	f.lock = &lead{token: r.token(), gen: r.gen(), by: s, since: now, for_: int64(s.ask.leadFor)}
+	f.leads = append(f.leads, f.lock)
+	d := &down{kind: downLead, token: f.lock.token}
+	if h, ok := r.stale(f.key); ok {
+		d.hit = h
+	}
+	s.say(d)
+}
+
+// slow lets the next of the queue try too, where the one that leads has published nothing for long.
+func (r *referee) slow(f *flight, now int64) {
+	if l := f.lock; l != nil && l.tape == nil && now-l.since >= l.for_ && len(f.queue) > 0 && f.given < maxGiven {
+		f.lock = nil
+		r.handed(handSlow)
+		r.settle(f, now)
+	}
+}
+
+// answer tells all that wait, and ends the flight for them.
+func (r *referee) answer(f *flight, d *down) {
+	for _, s := range f.queue {
+		s.queued, s.waits = false, false
+		s.say(d)
+	}
+	f.queue = nil
+	r.finish(f)
+}
+
+// finish takes a flight out of the map: the next who asks begins another. What is left of it goes on:
+// leads that the answer came before, and who follows them.
+func (r *referee) finish(f *flight) {
+	f.over = true
+	if r.flights[f.key] == f {
+		delete(r.flights, f.key)
+	}
+}
+
+// of finds a lead of a session.
+func (s *session) of(token uint64) *lead {
+	if s.flight == nil {
+		return nil
+	}
+	for _, l := range s.flight.leads {
+		if l.by == s && l.token == token {
+			return l
+		}
+	}
+	return nil
+}
+
+// begin is the head of a stream that others may follow.
+func (r *referee) begin(l *lead, contentType string, now int64) {
+	f := l.by.flight
+	if l.tape != nil {
+		return
+	}
+	l.tape = &tape{contentType: contentType}
+	if f.live == nil {
+		f.live = l
+		for _, s := range f.sessions {
+			f.follow(s)
+		}
+	}
+	r.settle(f, now)
+}
+
+// data is more of it. A lead whose stream nobody can follow any more because it is too large ends for
+// the others.
+func (r *referee) data(l *lead, p []byte, now int64) {
+	f := l.by.flight
+	if l.tape == nil || f.live != l {
+		return
+	}
+	if !l.tape.add(p) {
+		r.unshareable(l, false, now)
+		return
+	}
+	for _, s := range f.sessions {
+		if s.follows == l {
+			s.say(&down{kind: downData, token: l.token, data: p})
+		}
+	}
+}
+
+// over ends a lead, and its stream for those who follow.
+func (r *referee) over(l *lead, whole bool) {
+	f := l.by.flight
+	f.leads = slices.DeleteFunc(f.leads, func(o *lead) bool { return o == l })
+	if f.lock == l {
+		f.lock = nil
+	}
+	if f.live == l {
+		f.live = nil
+	}
+	for _, s := range f.sessions {
+		if s.follows == l {
+			s.follows = nil
+			s.say(&down{kind: downEnd, token: l.token, whole: whole})
+		}
+	}
+}
+
+// done is a whole answer; keep says that it may be stored.
+func (r *referee) done(l *lead, entry *Entry, keep bool, now int64) {
+	f := l.by.flight
+	r.over(l, true)
+	r.answer(f, &down{kind: downHit, hit: Hit{Entry: entry, Age: entry.Age, Tier: Live}, keep: keep})
+	r.settle(f, now)
+}
+
+// unshareable is an answer that others must not have; or, not whole, cannot.
+func (r *referee) unshareable(l *lead, whole bool, now int64) {
+	f := l.by.flight
+	r.pass(f.key, now)
+	r.over(l, whole)
+	r.answer(f, &down{kind: downPass})
+	r.settle(f, now)
+}
+
+// failed is a lead that came to nothing: the next leads, unless enough have tried. Then all get what
+// the last one came to, x, or a pass where that is nothing.
+func (r *referee) failed(l *lead, counts bool, x Failure, reason string, now int64) {
+	f := l.by.flight
+	held := f.lock == l
+	r.over(l, x.Status != 0) // who followed saw the error pass
+	if counts {
+		f.tries++
+	}
+	if f.tries >= maxTries && !f.over {
+		d := &down{kind: downPass}
+		if x.Status != 0 {
+			d = &down{kind: downFailed, failure: x}
+		}
+		if h, ok := r.stale(f.key); ok {
+			d.hit = h
+		}
+		r.answer(f, d)
+	}
+	if held && len(f.queue) > 0 {
+		r.handed(reason)
+	}
+	r.settle(f, now)
+}
+
+// leave is the end of a session: what it leads is lost.
+func (r *referee) leave(s *session, now int64) {
+	f := s.flight
+	if f == nil {
+		return
+	}
+	s.waits, s.live, s.follows = false, false, nil
+	r.sessions--
+	f.unqueue(s)
+	f.sessions = slices.DeleteFunc(f.sessions, func(o *session) bool { return o == s })
+	for _, l := range slices.DeleteFunc(slices.Clone(f.leads), func(l *lead) bool { return l.by != s }) {
+		r.failed(l, false, Failure{}, handLost, now)
+	}
+	s.flight = nil
+	r.settle(f, now)
+}

@@ -1,0 +1,316 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "headgate/cache/cachepb"
+)
+
+// server answers other nodes.
+type server struct {
+	pb.UnimplementedExactServer
+	e *Exact
+}
+
+// Register serves other nodes.
+func (e *Exact) Register(s grpc.ServiceRegistrar) { pb.RegisterExactServer(s, &server{e: e}) }
+
+// Join is part of Exact in cache.proto.
+func (s *server) Join(stream grpc.BidiStreamingServer[pb.Up, pb.Down]) error {
+	return s.e.serve(stream.Context(), &wireAnswerer{stream: stream, decoder: upDecoder{joiner: joiner{max: s.e.cfg.MaxEntry}}}, false)
+}
+
+// wireAnswerer is a link from another node.
+type wireAnswerer struct {
+	stream  grpc.BidiStreamingServer[pb.Up, pb.Down]
+	decoder upDecoder
+}
+
+func (w *wireAnswerer) send(batch []*down) error {
+	for _, m := range encodeDowns(batch) {
+		if err := w.stream.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *wireAnswerer) recv() (*up, error) {
+	for {
+		m, err := w.stream.Recv()
+		if err != nil {
+			return nil, err
+		}
+		u, err := w.decoder.next(m)
+		if err != nil {
+			return nil, errors.Join(errMalformed, err)
+		}
+		if u != nil {
+			return u, nil
+		}
+	}
+}
+
+// serving is a session while its link lasts.
+type serving struct {
+	e     *Exact
+	a     answerer
+	s     *session
+	asked bool
+	ended chan struct{}
+	once  sync.Once
+	err   error // set before ended is closed
+}
+
+// serve answers one branch of another node, or of this one (self), until it has heard all, or is lost.
+func (e *Exact) serve(ctx context.Context, a answerer, self bool) error {
+	v := &serving{e: e, a: a, s: newSession(self), ended: make(chan struct{})}
+	quiet := func() {}
+	if !self {
+		t := time.AfterFunc(lockTTL, func() { v.end(status.Error(codes.DeadlineExceeded, "nothing was heard of the node")) })
+		defer t.Stop()
+		quiet = func() { t.Reset(lockTTL) }
+	}
+	listens := make(chan struct{})
+	go func() {
+		defer close(listens)
+		v.listen(quiet)
+	}()
+	err := v.speak(ctx)
+	v.end(err)
+	if self {
+		<-listens // of another node's it ends when this returns
+	}
+	return v.err
+}
+
+// end takes the session out of its flight: what it leads goes to the next.
+func (v *serving) end(err error) {
+	v.once.Do(func() {
+		v.e.mu.Lock()
+		v.e.referee.leave(v.s, v.e.cfg.Now())
+		v.s.left = true
+		v.e.mu.Unlock()
+		if v.s.ask.early {
+			v.e.cfg.Store.Release(v.s.ask.key) // what was stored again is not held back anyway
+		}
+		v.err = err
+		close(v.ended)
+	})
+}
+
+// listen takes what the node says.
+func (v *serving) listen(heard func()) {
+	for {
+		u, err := v.a.recv()
+		if err == nil {
+			heard()
+			err = v.hear(u)
+		}
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, io.EOF):
+			err = nil
+		case errors.Is(err, errMalformed):
+			v.e.met.malformed.Inc()
+			err = status.Error(codes.InvalidArgument, err.Error())
+		}
+		v.end(err)
+		return
+	}
+}
+
+// speak says what the session has to hear. It begins at once, so that the node knows that somebody is there.
+func (v *serving) speak(ctx context.Context) error {
+	beat := time.NewTicker(beatEvery)
+	defer beat.Stop()
+	out := []*down{{kind: downBeat}}
+	for {
+		if len(out) > 0 {
+			if err := v.a.send(out); err != nil {
+				return err
+			}
+		}
+		tick := false
+		select {
+		case <-v.ended:
+			return v.err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-v.e.ctx.Done():
+			return status.Error(codes.Unavailable, "this node's cache is closed")
+		case <-v.s.poke:
+		case <-beat.C:
+			tick = true
+		}
+		v.e.mu.Lock()
+		if tick && v.s.flight != nil {
+			v.e.referee.slow(v.s.flight, v.e.cfg.Now())
+		}
+		out, v.s.out = v.s.out, nil
+		v.e.mu.Unlock()
+		if tick && !v.s.self && len(out) == 0 {
+			out = []*down{{kind: downBeat}}
+		}
+	}
+}
+
+// hear takes one message.
+func (v *serving) hear(u *up) error {
+	switch {
+	case u.kind == upBeat:
+		return nil
+	case (u.kind == upAsk) == v.asked:
+		return errors.Join(errMalformed, errors.New("an ask comes first, and once"))
+	case u.kind == upAsk:
+		v.asked = true
+		v.s.want(*u.ask)
+		return v.join(u)
+	case u.entry != nil:
+		return v.whole(u)
+	}
+	e := v.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.cfg.Now()
+	if u.kind == upWants {
+		e.referee.wants(v.s, u.waits, u.live, now)
+		return nil
+	}
+	l := v.s.of(u.token)
+	if l == nil {
+		return nil // it is over, or was never given
+	}
+	switch u.kind {
+	case upBegin:
+		e.referee.begin(l, u.contentType, now)
+	case upData:
+		e.referee.data(l, u.data, now)
+	case upUnshareable:
+		e.referee.unshareable(l, !u.cut, now)
+	case upFailed:
+		e.referee.failed(l, true, u.failure, handFailed, now)
+	case upAbandon:
+		e.referee.failed(l, u.counts, Failure{}, handGivenUp, now)
+	case upBroken:
+		e.referee.failed(l, true, Failure{}, handBroken, now)
+	}
+	return nil
+}
+
+// join answers from the store, or has the session join its flight.
+func (v *serving) join(u *up) error {
+	e := v.e
+	h, ok := e.stored(&v.s.ask) // outside of the lock: large bodies are unpacked
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if v.s.left {
+		return nil
+	}
+	if !ok {
+		h, ok = e.stored(&v.s.ask) // a flight may have ended meanwhile
+	}
+	if ok && len(u.ask.leads) == 0 {
+		v.s.say(&down{kind: downHit, hit: h, stored: true, keep: true})
+		return nil
+	}
+	e.referee.join(v.s, u.waits, u.live, e.cfg.Now())
+	return nil
+}
+
+// stored finds what the store has that will do for an ask.
+func (e *Exact) stored(a *asked) (Hit, bool) {
+	if a.refresh || !e.cfg.Current() {
+		return Hit{}, false
+	}
+	now := e.cfg.Now()
+	if !a.early {
+		return e.cfg.Store.Get(a.key, now)
+	}
+	h, ok := e.cfg.Store.Stale(a.key, now)
+	return h, ok && !h.Stale && h.Age < a.age
+}
+
+// whole takes a whole answer.
+func (v *serving) whole(u *up) error {
+	e := v.e
+	if u.entry.Key != v.s.ask.key {
+		return errors.Join(errMalformed, errors.New("the entry of another key"))
+	}
+	e.mu.Lock()
+	l := v.s.of(u.token)
+	e.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	valid := e.cfg.Valid(u.entry)
+	if valid && u.kind == upStore && !v.s.self { // before the flight ends, so that nobody finds neither
+		e.keep(func() { e.cfg.Store.Put(u.entry) }, u.entry.Key, l.gen)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch l = v.s.of(u.token); {
+	case l == nil:
+	case valid:
+		e.referee.done(l, u.entry, u.kind == upStore, e.cfg.Now())
+	default:
+		e.referee.failed(l, true, Failure{}, handInvalid, e.cfg.Now())
+	}
+	return nil
+}
+
+// Get is part of Exact in cache.proto.
+func (s *server) Get(in *pb.GetRequest, stream grpc.ServerStreamingServer[pb.Piece]) error {
+	if len(in.GetKeys()) > maxMany {
+		return status.Errorf(codes.InvalidArgument, "%d keys, of at most %d", len(in.GetKeys()), maxMany)
+	}
+	for i, b := range in.GetKeys() {
+		k, err := decodeKey(b)
+		if err != nil {
+			s.e.met.malformed.Inc()
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		h, ok := s.e.Look(k)
+		if !ok || h.Refresh {
+			continue
+		}
+		for _, p := range encodePieces(h.Entry, h.Age, i) {
+			if err := stream.Send(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Put is part of Exact in cache.proto.
+func (s *server) Put(stream grpc.ClientStreamingServer[pb.Piece, pb.PutResponse]) error {
+	gen := s.e.gen.Load()
+	decoder := pieceDecoder{joiner: joiner{max: s.e.cfg.MaxEntry}}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&pb.PutResponse{})
+		}
+		if err != nil {
+			return err
+		}
+		en, _, err := decoder.next(m)
+		if err != nil {
+			s.e.met.malformed.Inc()
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		if en != nil && s.e.cfg.Valid(en) {
+			s.e.keep(func() { s.e.cfg.Store.Put(en) }, en.Key, gen)
+		}
+	}
+}
