@@ -84,13 +84,16 @@ func TestManyWriters(t *testing.T) {
 				})
 			}
 			all.Wait()
+			l.mu.Lock() // the syncer is at work
+			current, segments := l.current.name(), len(l.segments)
+			l.mu.Unlock()
 			if each {
-				if synced, written := d.state("/usage/" + l.current.name()); synced != written {
+				if synced, written := d.state("/usage/" + current); synced != written {
 					t.Errorf("%d of %d bytes are on the disk", synced, written)
 				}
 			}
-			if len(l.segments) < 5 {
-				t.Errorf("%d segments", len(l.segments))
+			if segments < 5 {
+				t.Errorf("%d segments", segments)
 			}
 			if got := readAll(t, l, Query{}); len(got) != 16*90 {
 				t.Errorf("%d requests, want %d", len(got), 16*90)
