@@ -94,19 +94,20 @@ func (m *moments) number(s []byte, i int) (end int, hit bool) {
 
 // word reads the word at i and, where it is a month or a weekday, what follows.
 func (m *moments) word(s []byte, i int) (end int, hit bool) {
+	end = max(wordEnd(s, i), i+1)
+	at := skipThe(s, end)
+	if !isDigitAt(s, at) { // nearly always
+		return end, false
+	}
 	var buf [maxMonth]byte
-	word, end := lowerWord(&buf, s, i)
-	if len(word) < 3 {
+	word := lowered(&buf, s[i:end])
+	d, behind := dayOf(s, at)
+	if behind == 0 {
 		return end, false
 	}
 	month := monthOf(string(word))
 	if month == 0 {
-		weekday := weekdayOf(string(word))
-		return end, weekday >= 0 && m.weekdayed(s, end, time.Weekday(weekday))
-	}
-	d, behind := dayOf(s, skipThe(s, end))
-	if behind == 0 {
-		return end, false
+		return end, m.weekdayed(weekdayOf(string(word)), d, s, behind)
 	}
 	said := date{month: month, day: d}
 	if y, e := yearBehind(s, behind, ','); e > 0 {
@@ -126,17 +127,13 @@ func skipThe(s []byte, i int) int {
 	return i
 }
 
-// weekdayed tells whether a day's number follows its weekday: Monday the 30th.
-func (m *moments) weekdayed(s []byte, i int, w time.Weekday) bool {
-	d, end := dayOf(s, skipThe(s, i))
-	if end == 0 {
-		return false
-	}
+// weekdayed tells whether a weekday and the number of a day behind it are one of the days: Monday
+// the 30th, if no other month follows at i.
+func (m *moments) weekdayed(weekday, d int, s []byte, i int) bool {
 	for _, n := range m.days {
-		if n.day == d && n.weekday == w {
-			if month, _ := monthAt(s, skipBlank(s, end)); month == 0 || month == n.month {
-				return true
-			}
+		if n.day == d && int(n.weekday) == weekday {
+			month, _ := monthAt(s, skipBlank(s, i))
+			return month == 0 || month == n.month
 		}
 	}
 	return false
@@ -442,34 +439,37 @@ const maxMonth = 12
 // monthAt reads the word at i; 0 where it is no month.
 func monthAt(s []byte, i int) (month, end int) {
 	var buf [maxMonth]byte
-	word, end := lowerWord(&buf, s, i)
-	return monthOf(string(word)), end
+	end = wordEnd(s, i)
+	return monthOf(string(lowered(&buf, s[i:end]))), end
 }
 
-// lowerWord gives the word at i, nothing of one that is longer than the buffer, and where it ends: at i+1 at least.
-func lowerWord(buf *[maxMonth]byte, s []byte, i int) (word []byte, end int) {
-	end = i
-	for end < len(s) {
-		switch c := s[end]; {
+// wordEnd is where the word at i ends; i where there is none.
+func wordEnd(s []byte, i int) int {
+	for i < len(s) {
+		switch c := s[i]; {
 		case isLetter(c):
-			end++
-			continue
-		case c == 0xc3 && end+1 < len(s) && s[end+1] >= 0xa0: // à to ÿ
-			end += 2
-			continue
+			i++
+		case c == 0xc3 && i+1 < len(s) && s[i+1] >= 0xa0: // à to ÿ
+			i += 2
+		default:
+			return i
 		}
-		break
 	}
-	if end-i > maxMonth {
-		return nil, end
+	return i
+}
+
+// lowered is word in lower case, nothing where it is longer than the buffer.
+func lowered(buf *[maxMonth]byte, word []byte) []byte {
+	if len(word) > maxMonth {
+		return nil
 	}
-	n := copy(buf[:], s[i:end])
-	for k, c := range buf[:n] {
+	for k, c := range word {
 		if c >= 'A' && c <= 'Z' {
-			buf[k] = c | 0x20
+			c |= 0x20
 		}
+		buf[k] = c
 	}
-	return buf[:n], max(end, i+1)
+	return buf[:len(word)]
 }
 
 // twoDigits reads a number of one or two digits; behind is 0 where there is none.

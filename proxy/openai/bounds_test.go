@@ -103,6 +103,8 @@ func TestBeyondAndRounds(t *testing.T) {
 		{`{"input":"x","conversation":"conv_1"}`, Response, "conversation", ""},
 		{`{"input":"x","prompt":{"id":"p"}}`, Response, "prompt", ""},
 		{`{"input":[{"type":"item_r\u0065ference","id":"x"}]}`, Response, "item_reference", ""},
+		{`{"input":[{"id":"x"}]}`, Response, "item_reference", ""},
+		{`{"input":[{"id":"x","role":"user","content":"y"}]}`, Response, "", ""},
 		{`{"input":"x","tools":[{"type":"function","name":"f"},{"type":"custom","name":"g"},{"name":"h"}]}`, Response, "", ""},
 		{`{"input":"x","tools":[{"type":"function","name":"f"},{"type":"web_search_preview"}]}`, Response, "", "tools"},
 		{`{"input":"x","tools":[{"t\u0079pe":"mcp"}]}`, Response, "", "tools"},

@@ -6,6 +6,7 @@
 //     makes the few changes that the gateway needs.
 //   - [Stream] reads server-sent events, [Scanner] a whole JSON answer, as they pass.
 //   - [ParseUsage] gives every usage shape one meaning.
+//   - [SplitInputs], [SplitEmbeddings] and [JoinEmbeddings] take embeddings apart, one an input.
 //
 // # How a body is read
 //
@@ -35,7 +36,10 @@
 //     schemas and template arguments, which are rendered as JSON, count with their
 //     names. Too high an estimate is settled back; too low a one lets a caller pass.
 //     An image_url is a medium in a content part only, never in a tool's schema.
-//   - Pieces changes the model name and the usage options of a stream and no other byte.
+//   - What costs nothing is never refused: temperature, seed, store and cache_salt are read as they
+//     come, and where servers differ in their reading, as what keeps an answer out of a cache.
+//   - Pieces changes the model name, the caps, a missing cache_salt and the usage options of a
+//     stream and no other byte.
 //     A stream that asked for continuous_usage_stats without include_usage, to which
 //     vLLM gives nothing, would get them on every chunk once include_usage is added;
 //     Pieces turns them off, so that only one chunk is added, which Stream hides.

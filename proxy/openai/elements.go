@@ -97,7 +97,7 @@ func isIDs(v []byte) bool {
 // Len is the number of inputs, 1 to maxInputs.
 func (in *Inputs) Len() int { return len(in.elements) }
 
-// Body gives a body that asks for the inputs of those indices only, in that order and always as an array, as
+// Body gives a body that asks only for the inputs of those indices, in that order and always as an array, as
 // slices to be sent one after the other. Every other byte is that of the body, nothing of which
 // is copied. Two requests that have an input in common, and the rest, have the same Body of it,
 // up to the form of the JSON: its key is the key of the embedding.

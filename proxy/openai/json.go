@@ -50,6 +50,10 @@ func skipScalar(b []byte, i int) int {
 	return i
 }
 
+// isNumeric tells the bytes of plain numbers, the commas between them and the slash, which ends nothing
+// either.
+func isNumeric(c byte) bool { return c-'+' <= '9'-'+' }
+
 // skipValue returns the offset behind the value at b[i], or -1 where it does not end.
 // It counts brackets and does not check their kind.
 func skipValue(b []byte, i int) int {
@@ -71,6 +75,12 @@ func skipValue(b []byte, i int) int {
 			i++
 			continue
 		default:
+			if depth > 0 && isNumeric(b[i]) { // a run of numbers: what embeddings consist of
+				for i < len(b) && isNumeric(b[i]) {
+					i++
+				}
+				continue
+			}
 			i = skipScalar(b, i)
 		}
 		if depth <= 0 {

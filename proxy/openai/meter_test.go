@@ -271,6 +271,7 @@ func TestMeterTranscripts(t *testing.T) {
 			continue
 		}
 		agrees(t, kindOf(f), body, &r)
+		readsAlike(t, kindOf(f), body, &r)
 	}
 }
 
@@ -372,6 +373,8 @@ func FuzzMeter(f *testing.F) {
 		`{"\u006dodel":null,"prompt":[[1,2],[3]],"prompt_embeds":["AAAA"]}`,
 		`{"query":"a","documents":["b",{"content":[{"type":"image","source":{"type":"text","data":"x"}}]}]}`,
 		`{"stream_options":{ },"stream":true,"max_tokens":123456789012345678e-2}`,
+		`{"temperature":0.70,"seed":1,"store":false,"cache_salt":null,"Conversation":1,"chat_template":"strftime_now"}`,
+		`{"input":[{"id":"x"},{"content":[{"type":"image_url","image_url":{"url":"data:x","data":"y"},"uuid":"u"}]}],"temperature":"1"}`,
 	} {
 		f.Add(uint8(Chat), []byte(s))
 	}
@@ -386,6 +389,7 @@ func FuzzMeter(f *testing.F) {
 			return
 		}
 		agrees(t, k, body, &r)
+		readsAlike(t, k, body, &r)
 		changed := edited(&r, body, "fuzz-model", true)
 		again, err := Meter(k, changed)
 		if err != nil {
