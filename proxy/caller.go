@@ -28,6 +28,8 @@ type Snapshot struct {
 	ModelNames []string
 	// Surfaces by name.
 	Surfaces map[string]*Surface
+	// Salted are the backends whose prefix caches are kept apart by CacheSalt.
+	Salted map[string]bool
 }
 
 // Caller is who a key resolves to. It is shared between requests and never changed.
@@ -47,6 +49,9 @@ type Caller struct {
 	// OnlySurface is the one that requests are of which name none; "": they are of none.
 	OnlySurface string
 	AssertUser  bool
+	// CacheSalt is what keeps the tenant's prefixes apart from others' in the caches of backends that
+	// are Salted.
+	CacheSalt string
 	// CachedMetered: answers of the cache are charged like the model's.
 	CachedMetered bool
 

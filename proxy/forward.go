@@ -148,7 +148,11 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	if x.body == nil {
 		return req, nil
 	}
-	pieces := x.in.Pieces(x.body.Bytes(), openai.Changes{Model: x.model.Upstream, IncludeUsage: x.asksUsage(), Cap: x.tab.cap})
+	changes := openai.Changes{Model: x.model.Upstream, IncludeUsage: x.asksUsage(), Cap: x.tab.cap}
+	if x.snap.Salted[slot.Name()] {
+		changes.CacheSalt = x.caller.CacheSalt
+	}
+	pieces := x.in.Pieces(x.body.Bytes(), changes)
 	for _, p := range pieces {
 		req.ContentLength += int64(len(p))
 	}

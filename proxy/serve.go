@@ -418,13 +418,22 @@ func (x *exchange) meter() error {
 	if err != nil {
 		return err
 	}
-	if x.caller.AssertUser && x.user == x.caller.User && x.in.User != "" {
-		if err := checkUser("user", x.in.User); err != nil {
-			return err
-		}
-		x.user = x.in.User
+	if err := x.assertUser(); err != nil {
+		return err
 	}
 	x.startCapture()
+	return nil
+}
+
+// assertUser takes the user that the body names, where the key may name one and no header has.
+func (x *exchange) assertUser() error {
+	if !x.caller.AssertUser || x.user != x.caller.User || x.in.User == "" {
+		return nil
+	}
+	if err := checkUser("user", x.in.User); err != nil {
+		return err
+	}
+	x.user = x.in.User
 	return nil
 }
 
