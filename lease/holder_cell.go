@@ -397,13 +397,42 @@ func (c *cell) undo(cost int64) verdict {
 	}
 }
 
-// wait is how long it takes until the lease alone covers a cost; limiter.Never where it will not.
-func (c *cell) wait(now, cost int64) time.Duration {
+// all says that the lease is all that the bucket can ever hold and all that comes in: nobody else has anything
+// of it (R1), and what does not conform in it conforms nowhere.
+func (c *cell) all() bool {
+	return c.kind == kindRate && c.share == ShareOne && c.terms.refills() && c.depth >= c.terms.limit.Capacity()
+}
+
+// refuses says whether a lease that is all of its bucket refuses a charge; d is then why.
+func (c *cell) refuses(at Instant, charge *limiter.Charge, cost int64, d *limiter.Decision) bool {
 	w := c.word.Load()
-	if c.kind != kindRate || w == sealed || cost > c.depth {
-		return limiter.Never
+	if w == sealed || !c.all() || !c.terms.suits(charge.Limit) || !c.spendable(at) {
+		return false
 	}
-	return time.Duration(max(1, max(w-now, 0)+c.pace().up(cost)-c.deep))
+	full := max(w-at.Now, 0) // in so long
+	wait := full + c.pace().up(min(cost, c.depth)) - c.deep
+	if cost > c.depth && charge.Oversize != limiter.Debt {
+		wait = int64(limiter.Never)
+	}
+	if wait <= 0 {
+		return false
+	}
+	*d = limiter.Decision{
+		By: limiter.ByRefusal, RetryAfter: time.Duration(wait), Remaining: c.holds(w, at.Now), Reset: time.Duration(full), At: at.Now,
+	}
+	return true
+}
+
+// brings is what of a cost a lease has, or will have, by itself: its level, in ns of the whole rate, and its share.
+func (c *cell) brings(at Instant) (level int64, share uint32) {
+	w := c.word.Load()
+	if w == sealed || !c.terms.refills() || !c.spendable(at) {
+		return 0, 0
+	}
+	if c.kind == kindRate {
+		return c.pace().carry(c.inWord(w, at.Now), c.terms.whole, math.MaxInt64), c.share
+	}
+	return c.terms.whole.down(w), 0
 }
 
 // inWord is the level that a word stands for, in the word's unit, at most the depth.

@@ -145,8 +145,8 @@ func (h *Holder) acknowledge(r *Response, f *flight, now int64) {
 		case it.mark == s.settled:
 			s.closed = s.closed || it.closed
 		}
-		// An owner that still lends in it is to hear once more.
-		if s.closed && s.dead && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter() == r.Owner }) {
+		// An owner that still lends in it is to hear once more, also where that came before this answer.
+		if s.closed && s.dead && !s.news() && !slices.ContainsFunc(r.Leases, func(l Lease) bool { return l.Series == s.number && s.granter() == r.Owner }) {
 			h.forget(s, now)
 		}
 	}
@@ -343,8 +343,8 @@ func (h *Holder) replace(p *lender, s *tab, l *Lease, at Instant, pushed bool) {
 			a.room, a.back = room-fresh, a.back+fresh
 		}
 		s.returned.Add(fresh)
-		if pushed {
-			h.wake(p.id) // a recall: somebody waits
+		if pushed || fresh > 0 {
+			h.wake(p.id) // a recall: somebody waits; or what comes for who gave its lease back with an ask
 		}
 		return
 	}

@@ -274,28 +274,48 @@ type refusal struct {
 	terms          *terms // nil: not known
 }
 
-// wait is how long a cost has to wait, as far as the owner knew.
-func (r *refusal) wait(now, cost int64) int64 {
-	if r.retryAt == int64(limiter.Never) {
-		return r.retryAt
+// refuses says whether a charge that the bucket's lease does not cover is refused here; d is then why.
+func (b *purse) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.Decision) bool {
+	cell := b.lease.Load()
+	if cell != nil && cell.refuses(at, c, cost, d) {
+		return true
 	}
-	wait := max(r.retryAt, r.until) - now
-	if cost == r.cost || r.terms == nil || !r.terms.refills() {
-		return wait
-	}
-	if r.cost > 1 {
-		more := r.terms.whole.up(min(cost, limiter.MaxUnits) - r.cost)
-		return wait + min(more, math.MaxInt64-wait)
-	}
-	// Of any cost: the owner named the wait of a typical one.
-	if refilled := r.terms.whole.up(max(0, min(cost, limiter.MaxUnits)-r.level)) - (now - r.at); refilled > 0 {
-		return refilled
-	}
-	return wait
+	r := b.refusal.Load()
+	return r != nil && r.refuses(at, c, cost, cell, d)
 }
 
-// refuses says whether a charge is refused at now; d is then why.
-func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.Decision) bool {
+// wait is how long a cost has to wait, as far as the owner knew. What it had then is what its word lacks of
+// the cost that it is of; since then that has filled by what the lease does not bring, and of the lease this process
+// knows best.
+func (r *refusal) wait(at Instant, cost int64, c *cell) int64 {
+	now := at.Now
+	switch {
+	case r.retryAt == int64(limiter.Never):
+		return r.retryAt
+	case r.terms == nil || !r.terms.refills():
+		return max(r.retryAt, r.until) - now
+	}
+	const most = math.MaxInt64 / 8 // so that nothing overflows
+	whole := &r.terms.whole
+	had := whole.down(min(r.cost, limiter.MaxUnits)) - (r.retryAt - r.at)
+	if r.level >= r.cost {
+		had = max(had, whole.down(r.level))
+	}
+	need := whole.up(min(cost, limiter.MaxUnits))
+	if need > most || had < -most {
+		return max(r.retryAt, r.until) - now
+	}
+	passed, level := now-r.at, int64(0)
+	if c != nil {
+		in, share := c.brings(at)
+		level = min(in, most)
+		passed -= int64(float64(passed) * float64(share) / ShareOne)
+	}
+	return max(need-min(had, most)-level-passed, r.until-now)
+}
+
+// refuses says whether a charge is refused at now, beside what the bucket's lease has, if there is one; d is then why.
+func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, lease *cell, d *limiter.Decision) bool {
 	if cost < max(r.cost, 1) || at.Now >= r.until {
 		return false
 	}
@@ -304,7 +324,7 @@ func (r *refusal) refuses(at Instant, c *limiter.Charge, cost int64, d *limiter.
 	}
 	wait := int64(limiter.Never)
 	if cost <= c.Limit.Capacity() || c.Oversize == limiter.Debt {
-		wait = r.wait(at.Now, cost)
+		wait = r.wait(at, cost, lease)
 		if wait == int64(limiter.Never) && r.terms != nil && r.terms.limit.Algorithm == limiter.FixedWindow {
 			wait = r.terms.reset(0, at.Wall)
 		}

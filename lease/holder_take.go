@@ -72,11 +72,7 @@ func (h *Holder) takeOne(at Instant, c *limiter.Charge, d *limiter.Decision, fir
 	if cell := h.takeFrom(b, at, c.Limit, cost, d); cell != nil {
 		return cell
 	}
-	if r := b.refusal.Load(); r != nil && r.refuses(at, c, cost, d) {
-		if cell := b.lease.Load(); cell != nil {
-			d.RetryAfter = min(d.RetryAfter, cell.wait(at.Now, cost))
-		}
-	}
+	b.refuses(at, c, cost, d)
 	return nil
 }
 
@@ -216,7 +212,7 @@ func (h *Holder) Peek(cs []limiter.Charge, ds []limiter.Decision) (refused int, 
 				continue
 			}
 		}
-		if r := b.refusal.Load(); r != nil && r.refuses(at, c, cost, d) {
+		if b.refuses(at, c, cost, d) {
 			missing &^= 1 << i
 			if !c.Shadow && (refused < 0 || d.RetryAfter > ds[refused].RetryAfter) {
 				refused = i

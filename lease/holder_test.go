@@ -491,7 +491,8 @@ func TestHolderAnswersFromARefusal(t *testing.T) {
 		refused, missing := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: cost}}, ds)
 		return ds[0], refused, missing
 	}
-	if d, refused, _ := try(6); refused != 0 || d.RetryAfter != 201e6 || d.By != limiter.ByRefusal || d.Admitted {
+	// One more than the owner speaks of, less the three that the lease has.
+	if d, refused, _ := try(6); refused != 0 || d.RetryAfter != 198e6 || d.By != limiter.ByRefusal || d.Admitted {
 		t.Fatalf("%d %+v", refused, d)
 	}
 	if _, refused, missing := try(4); refused != -1 || missing != 1 {
@@ -503,15 +504,115 @@ func TestHolderAnswersFromARefusal(t *testing.T) {
 	}
 }
 
+// TestHolderWithAllOfABucketRefusesByItself: what has the whole burst and the whole rate is all that there is (R1). It says to
+// the nanosecond when a cost conforms, and does not go back, with the part of a unit that it has, for what it
+// does not cover.
+func TestHolderWithAllOfABucketRefusesByItself(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, trickle(5, 1, 1000, 0, ShareOne))
+	s.pass(2500 * time.Microsecond)
+	try := func(cost int64, o limiter.Oversize) (limiter.Decision, int, uint32) {
+		ds := make([]limiter.Decision, 1)
+		refused, missing := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: cost, Oversize: o}}, ds)
+		return ds[0], refused, missing
+	}
+	for _, c := range []struct {
+		cost     int64
+		oversize limiter.Oversize
+		wait     time.Duration
+	}{
+		{3, limiter.Refuse, 500 * time.Microsecond},
+		{1000, limiter.Refuse, 997500 * time.Microsecond},
+		{1001, limiter.Refuse, limiter.Never},
+		{5000, limiter.Debt, 997500 * time.Microsecond}, // when it is full
+	} {
+		if d, refused, _ := try(c.cost, c.oversize); refused != 0 || d.RetryAfter != c.wait || d.By != limiter.ByRefusal || d.Remaining != 2 || d.Reset != 997500*time.Microsecond {
+			t.Errorf("%d: refused %d, %+v, want to wait %s", c.cost, refused, d, c.wait)
+		}
+		ds := make([]limiter.Decision, 1)
+		if refused, _ := s.h.Peek([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: c.cost, Oversize: c.oversize}}, ds); refused != 0 || ds[0].RetryAfter != c.wait {
+			t.Errorf("%d: a peek says %d, %+v", c.cost, refused, ds[0])
+		}
+	}
+	newer := *perSec
+	newer.Revision, newer.Burst = 2, 2000
+	ds := make([]limiter.Decision, 1)
+	if _, missing := s.h.Take([]limiter.Charge{{Key: keyA, Limit: &newer, Cost: 3}}, ds); missing != 1 {
+		t.Error("refused under a limit that its owner may not know of")
+	}
+	s.pass(1100 * time.Millisecond)
+	if _, _, missing := try(5000, limiter.Debt); missing != 1 {
+		t.Error("of a full bucket the owner lends on credit")
+	}
+	for _, l := range []Lease{trickle(5, 2, 999, 0, ShareOne), trickle(5, 3, 1000, 0, ShareOne/2)} {
+		s.push(ownerA, 1, l)
+		s.spend(keyA, perSec)
+		if _, _, missing := try(500, limiter.Refuse); missing != 1 {
+			t.Errorf("%+v is not all of the bucket, and others were not asked", l)
+		}
+	}
+}
+
+// TestHolderKnowsItsLeaseBetterThanARefusal: when a cost conforms hangs on what the owner had, and on what the lease has by
+// now; of what the lease has spent since the owner heard of it nothing is counted.
+func TestHolderKnowsItsLeaseBetterThanARefusal(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, trickle(5, 1, 10, 4, 0))
+	hold := Refusal{Bucket: Bucket{0, keyA}, Cost: 1, For: 1e6, RetryAfter: 700_000} // it has .3 of a unit
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: []Refusal{hold}})
+	try := func(cost int64) time.Duration {
+		ds := make([]limiter.Decision, 1)
+		if refused, _ := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: cost}}, ds); refused != 0 {
+			t.Fatalf("%d is not refused", cost)
+		}
+		return ds[0].RetryAfter
+	}
+	if w := try(6); w != 1700*time.Microsecond {
+		t.Errorf("6 of 4.3 after %s", w)
+	}
+	s.spend(keyA, perSec)
+	if w := try(1); w != time.Millisecond {
+		t.Errorf("1 of .3 after %s, though nothing else is asked for as long as that is refused", w)
+	}
+	s.pass(500 * time.Microsecond)
+	if w := try(2); w != 1200*time.Microsecond {
+		t.Errorf("2 of .8 after %s", w)
+	}
+}
+
+// TestHolderReturnsWhatCrossedItsReturn: a grant that was under way when the lease went back, and came before the answer
+// to that, is not forgotten with the series, and whoever waits for it waits no longer than it must.
+func TestHolderReturnsWhatCrossedItsReturn(t *testing.T) {
+	s := newStand(t, 0)
+	s.answer(ownerA, 1, trickle(5, 1, 2, 2, 0))
+	both := limiter.Charge{Key: keyA, Limit: perSec, Cost: 2}
+	s.take(&both)
+	s.settle(&both, 2)
+	low := s.h.Request(ownerA, nil)
+	ask := s.h.Request(ownerA, []Ask{s.h.Ask([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: 1}}, 1, 0, false)})
+	if !ask.Reports[0].Closed {
+		t.Fatalf("%+v", ask.Reports)
+	}
+	s.woken[ownerA] = 0
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Answers: low.Seq, Session: 1, Left: 1e9, Leases: []Lease{trickle(5, 2, 10, 5, 0)}})
+	if s.woken[ownerA] == 0 {
+		t.Error("the owner hears of it when it is next spoken to")
+	}
+	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Answers: ask.Seq, Session: 1, Left: 1e9})
+	if r := s.report(ownerA, 5); r == nil || r.Returned != 3 || r.Ack != 2 || !r.Idle {
+		t.Fatalf("of the three that came: %+v", r)
+	}
+}
+
 func TestHolderRefusesLessThanTheLevelOfARefusal(t *testing.T) {
 	s := newStand(t, 0)
-	one := Refusal{Bucket: Bucket{0, keyA}, Cost: 1, For: 1e8, RetryAfter: 2e8, Level: 50}
+	one := Refusal{Bucket: Bucket{0, keyA}, Cost: 1, For: 1e8, RetryAfter: 1, Level: 50}
 	many := slices.Repeat([]Refusal{one}, maxSaid+1)
 	many[maxSaid].For = 0 // beyond the bound: it ends nothing
 	s.answer(ownerA, 1, trickle(5, 1, 10, 0, 0))
 	s.h.Handle(&Response{Owner: ownerA, Holder: self, Epoch: 1, Session: 1, Refusals: many})
 	ds := make([]limiter.Decision, 1)
-	if refused, _ := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: 6}}, ds); refused != 0 || ds[0].RetryAfter != 2e8 {
+	if refused, _ := s.h.Take([]limiter.Charge{{Key: keyA, Limit: perSec, Cost: 6}}, ds); refused != 0 || ds[0].RetryAfter != 1e8 {
 		t.Fatalf("%d %+v", refused, ds[0])
 	}
 }

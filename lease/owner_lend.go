@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"math"
 	"slices"
 
 	"headgate/limiter"
@@ -54,9 +55,15 @@ func (o *Owner) lendOne(at Instant, id uint32, b *bucket, p *peer, asks, less bo
 		share, depth, grant, hold = o.sizer.Size(&o.sight, n)
 		i = o.live(b, p, at)
 	}
+	had := o.level(at, id, b)
 	o.grant(at, id, b, p, i, share, depth, grant)
 	if b.limit.Durable() {
 		o.prefetch(at, id, b)
+	}
+	if i := o.denied(id, p); i >= 0 && refills(b.limit) {
+		// A refusal of this step is of before: what went into the lease is not here any more.
+		f := &o.to(p).Refusals[o.refusals[id][i].place]
+		f.RetryAfter = later(f.RetryAfter, int64(b.limit.Fill(max(0, had-o.level(at, id, b)))))
 	}
 	if hold > 0 && (less || o.leased(b, p, at)) {
 		o.hold(at, id, b, p, hold)
@@ -165,7 +172,7 @@ func (o *Owner) change(at Instant, id uint32, b *bucket, i uint32, s *series, sh
 		o.set(b, s, s.share, s.depth)
 	}
 	// Nothing flows into a block but what the owner puts there: with what comes it holds its depth at most.
-	if grant > 0 && !block && b.limit.Algorithm == limiter.GCRA && !b.limit.Durable() {
+	if grant > 0 && !block && refills(b.limit) {
 		o.inFlightTo(s, most+grant)
 	}
 	o.send(id, i)
@@ -199,20 +206,23 @@ func far(is, should int64) bool {
 	return (is == 0) != (should == 0) || max(d, -d) > max(is, should)/16
 }
 
-// hold refuses all further asks of a peer for a while: what its lease brings is its part. In how long
-// a typical cost conforms is the bucket's truth, however long that while is; where nobody else asks it
-// is the end of it.
+// hold refuses all further asks of a peer for a while: what its lease brings is its part. The word of the next is of
+// what the owner has; the holder knows its lease. Where nobody else asks, the hold ends when both have a
+// typical cost.
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
-	level, cost, whole := o.level(at, id, b), int64(1), false
+	cost, in, whole := int64(1), int64(0), false
 	if i := o.live(b, p, at); i != 0 {
 		s := o.pool.at(i)
 		whole = s.share == ShareOne // then its lease knows best when there is enough
-		cost = max(1, s.cost.value())
-		level += min(s.level.value(), s.depth)
+		cost, in = max(1, s.cost.value()), min(s.level.value(), s.depth)
 	}
-	retry := int64(b.limit.Fill(max(0, cost-level)))
-	if b.limit.Algorithm != limiter.GCRA {
-		retry = int64(b.limit.Until(&b.state, reading(b.limit, at), cost, 0, 0))
+	if byWall(b.limit) {
+		in = 0
+	}
+	both := o.alone(at, id, b, cost-in)
+	alone := both
+	if refills(b.limit) {
+		alone = o.alone(at, id, b, 1)
 	}
 	others := 0
 	for j := range o.sight.Holders {
@@ -221,12 +231,12 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 		}
 	}
 	if hold = min(hold, refusalAlone); others <= 1 && !whole {
-		hold = min(hold, retry)
+		hold = min(hold, both)
 	}
 	if hold <= 0 {
 		return
 	}
-	f := Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(retry, 1), Level: o.shown(at, id, b)}
+	f := Refusal{Bucket: Bucket{b.partition, o.keyOf(id)}, Cost: 1, For: hold, RetryAfter: max(alone, 1), Level: o.shown(at, id, b)}
 	switch to, i := o.to(p), o.denied(id, p); {
 	case i >= 0:
 		to.Refusals[o.refusals[id][i].place] = f
@@ -235,6 +245,23 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	}
 }
 
+// alone is in how long the owner has units by itself, if nobody takes any meanwhile and all of the rate is its own.
+func (o *Owner) alone(at Instant, id uint32, b *bucket, units int64) int64 {
+	switch {
+	case b.limit.Durable():
+		return int64(b.limit.Fill(max(0, units-o.level(at, id, b))))
+	case b.limit.Algorithm == limiter.GCRA:
+		return int64(b.limit.Until(&b.state, at.Now, min(units, b.limit.Capacity()), 0, 0))
+	}
+	return int64(b.limit.Until(&b.state, reading(b.limit, at), units, 0, 0))
+}
+
+// refills says whether a limit's buckets fill by themselves, with their owner.
+func refills(l *limiter.Limit) bool { return l.Algorithm == limiter.GCRA && !l.Durable() }
+
+// later is a wait that is longer by d.
+func later(wait, d int64) int64 { return wait + min(d, math.MaxInt64-wait) }
+
 // look fills what a Sizer sees of a bucket that was touched, and returns the peer's place in it.
 func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n int) {
 	v := &o.sight
@@ -242,6 +269,9 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 	*v = Sight{
 		Now: at.Now, Limit: b.limit, Level: o.level(at, id, b),
 		Share: uint32(min(share, limiter.ShareOne)), Outstanding: depth, Holders: v.Holders[:0],
+	}
+	if v.Level >= 0 && v.Level < b.limit.Capacity() && refills(b.limit) {
+		v.Part = int64(b.limit.Fill(1)) - o.alone(at, id, b, v.Level+1)
 	}
 	o.looks++
 	n = -1

@@ -23,8 +23,9 @@ type Sizer interface {
 type Sight struct {
 	Now   int64 // ns of the owner's clock
 	Limit *limiter.Limit
-	// Level is what is left with the owner, negative in debt.
-	Level int64
+	// Level is what is left with the owner, negative in debt, and Part what has come of the next unit, as ns of
+	// the rate.
+	Level, Part int64
 	// Share and Outstanding are what all holders have, as the owner counts it (R3), Holders[i]'s included.
 	Share       uint32
 	Outstanding int64
@@ -82,6 +83,9 @@ const (
 	sizeSteady = 0.25
 	// sizeAsks is how many asks of refused holders are let through for each that the rate can serve.
 	sizeAsks = 2.5
+	// sizePart is how much of the next unit may have come, as s of the rate, when a bucket is lent whole: a lease has
+	// whole units, and that part is lost.
+	sizePart = 0.05
 	// demandFor is the time constant of the demand's average, in s.
 	demandFor = 1.0
 	// sizeRefuse bounds a refusal, in s.
@@ -255,6 +259,9 @@ func (c *crowd) whole(s *Sight, i int) (share uint32, depth, grant int64, ok boo
 		if g := &s.Holders[j]; j != i && (g.Depth > 0 || g.Share > 0) {
 			return 0, 0, 0, false
 		}
+	}
+	if h.Share < ShareOne && s.Part > seconds(sizePart) {
+		return 0, 0, 0, false // when that unit is here and taken
 	}
 	depth = s.Limit.Capacity()
 	return ShareOne, depth, max(0, min(s.Level, depth-h.Level)), true

@@ -17,9 +17,8 @@ import (
 
 // These tests are of single complaints about other limiters: cmd/node/cases_test.go has the list.
 
-// TestOneLimitForAllNodes: N nodes are not N times the limit, nor is there much less of it through one of
-// them or without its owner: in some runs one in twenty lies in a lease for longer than the burst takes. And
-// each node tells who has what.
+// TestOneLimitForAllNodes: N nodes are not N times the limit, nor is there less of it through one of
+// them or without its owner; and each node tells who has what.
 func TestOneLimitForAllNodes(t *testing.T) {
 	t.Parallel()
 	up := newArrivals(t, "127.0.0.1:0")
@@ -37,7 +36,7 @@ func TestOneLimitForAllNodes(t *testing.T) {
 	all := f.decisions()
 	for tenant := range f.keys {
 		f.conform("three nodes", all, tenant, "requests", pace{40, 40, time.Minute}, 1, whole())
-		if n := len(up.of(tenant)); n < 36 {
+		if n := len(up.of(tenant)); n < 40 {
 			t.Errorf("%s: %d of 40 were admitted", tenant, n)
 		}
 	}
@@ -55,8 +54,8 @@ func TestOneLimitForAllNodes(t *testing.T) {
 }
 
 // TestHammeredBucketRefills: a bucket that is asked for without a rest refills all the same, and the
-// time at which it says that it will admit again does not move out by more than what one request takes to
-// refill: a lease does not know what its owner has, and may say too little until it hears.
+// time at which it says that it will admit again does not move out. It is exact to a fifth of what one
+// request takes to refill: an answer may be on its way.
 func TestHammeredBucketRefills(t *testing.T) {
 	heavy(t)
 	up := newArrivals(t, "127.0.0.1:0")
@@ -72,7 +71,7 @@ func TestHammeredBucketRefills(t *testing.T) {
 			announced = 0
 		case http.StatusTooManyRequests:
 			refused++
-			if at := r.sent + int64(r.retryAfter); announced != 0 && at > announced+int64(time.Second) {
+			if at := r.sent + int64(r.retryAfter); announced != 0 && at > announced+int64(200*time.Millisecond) {
 				later++
 				t.Logf("%s after the start it says %s, %s later than before", seconds(time.Duration(r.sent-began)), seconds(r.retryAfter), seconds(time.Duration(at-announced)))
 			}
