@@ -307,7 +307,8 @@ func (a *Assembler) toolCall(c *choice, v []byte) bool {
 // replaced by others.
 func (a *Assembler) called(c *choice, t *call, v []byte, argument string) bool {
 	w := walk{object: object{b: v}}
-	for ok := true; w.next(); {
+	for w.next() {
+		var ok bool
 		switch string(w.name) {
 		case "name":
 			if t.name != nil && !isNull(w.value) && string(w.value) != `""` {
@@ -380,12 +381,15 @@ func (a *Assembler) appendAnswer(b []byte) []byte {
 	return append(b, '}')
 }
 
-// appendSpoken writes a message. An empty content beside something else is null, as servers answer
-// without streaming; a refusal that vLLM never mentions in a stream is null, as in its body.
+// appendSpoken writes a message as its server does without streaming: beside a refusal, and of
+// vLLM beside all else that is said, an empty content is null; a refusal, which vLLM never mentions
+// in a stream, is null in its bodies.
 func (a *Assembler) appendSpoken(b []byte, c *choice) []byte {
 	b = appendMember(append(b, '{'), "role", c.role)
 	b = append(b, ',')
-	beside := len(c.calls) > 0 || c.function != nil || len(c.refusal.raw)+len(c.reasoning.raw)+len(c.reasoningContent.raw) > 0
+	vllm := c.stopName == "stop_reason"
+	beside := len(c.refusal.raw) > 0 ||
+		vllm && (len(c.calls) > 0 || c.function != nil || len(c.reasoning.raw)+len(c.reasoningContent.raw) > 0)
 	if len(c.content.raw) == 0 && (beside || !c.content.seen) {
 		b = append(b, `"content":null`...)
 	} else {
@@ -396,7 +400,7 @@ func (a *Assembler) appendSpoken(b []byte, c *choice) []byte {
 		name string
 		null bool
 	}{
-		{c.refusal, "refusal", c.refusal.null || c.refusal.seen || c.stopName == "stop_reason"},
+		{c.refusal, "refusal", c.refusal.null || c.refusal.seen || vllm},
 		{c.reasoning, "reasoning", c.reasoning.null || c.reasoning.seen},
 		{c.reasoningContent, "reasoning_content", c.reasoningContent.null || c.reasoningContent.seen},
 	} {

@@ -358,19 +358,25 @@ func TestAssemble(t *testing.T) {
 		{"the time goes on", role + strings.Replace(say("a"), `"created":1`, `"created":2`, 1) + end + done, answer(`"content":"a","refusal":null`, stop)},
 		{"refusal", role + chatChunk(`{"index":0,"delta":{"refusal":"I"}}`) + chatChunk(`{"index":0,"delta":{"refusal":" won't"}}`) + end + done, answer(`"content":null,"refusal":"I won't"`, stop)},
 		{"thought", role + chatChunk(`{"index":0,"delta":{"reasoning":"h","reasoning_content":"h"}}`) + chatChunk(`{"index":0,"delta":{"reasoning":"m","reasoning_content":"m"}}`) + say("a") + end + done, answer(`"content":"a","refusal":null,"reasoning":"hm","reasoning_content":"hm"`, stop)},
-		{"calls side by side", role +
-			chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":0,"id":"1","type":"function","function":{"name":"f","arguments":""}},{"index":1,"id":"2","type":"function","function":{"name":"g","arguments":"{"}}]}}`) +
-			chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":"[1]"}}]}}`) +
-			chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":2,"id":"3","type":"custom","custom":{"name":"h","input":"x"}}]}}`) + end + done,
-			answer(`"content":null,"refusal":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"[1]"}},{"id":"2","type":"function","function":{"name":"g","arguments":"{}"}},{"id":"3","type":"custom","custom":{"name":"h","input":"x"}}]`, stop)},
+		{
+			"calls side by side", role +
+				chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":0,"id":"1","type":"function","function":{"name":"f","arguments":""}},{"index":1,"id":"2","type":"function","function":{"name":"g","arguments":"{"}}]}}`) +
+				chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":"[1]"}}]}}`) +
+				chatChunk(`{"index":0,"delta":{"tool_calls":[{"index":2,"id":"3","type":"custom","custom":{"name":"h","input":"x"}}]}}`) + end + done,
+			answer(`"content":null,"refusal":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"[1]"}},{"id":"2","type":"function","function":{"name":"g","arguments":"{}"}},{"id":"3","type":"custom","custom":{"name":"h","input":"x"}}]`, stop),
+		},
 		{"an old function call", role + chatChunk(`{"index":0,"delta":{"function_call":{"name":"f","arguments":""}}}`) + chatChunk(`{"index":0,"delta":{"function_call":{"arguments":"{}"}}}`) + end + done, answer(`"content":null,"refusal":null,"function_call":{"name":"f","arguments":"{}"}`, stop)},
 		{"what stopped SGLang", role + say("a") + chatChunk(`{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","matched_stop":2}`) + done, answer(`"content":"a"`, `,"matched_stop":2`)},
-		{"choices in turn", chatChunk(`{"index":1,"delta":{"role":"assistant"},"logprobs":null},{"index":0,"delta":{"role":"assistant"},"logprobs":null}`) + say("a") + strings.ReplaceAll(say("b"), `"index":0`, `"index":1`) + say("c") + end + strings.ReplaceAll(end, `"index":0`, `"index":1`) + done,
-			`{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ac","refusal":null},"logprobs":null,"finish_reason":"stop","stop_reason":null},{"index":1,"message":{"role":"assistant","content":"b","refusal":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}`},
+		{
+			"choices in turn", chatChunk(`{"index":1,"delta":{"role":"assistant"},"logprobs":null},{"index":0,"delta":{"role":"assistant"},"logprobs":null}`) + say("a") + strings.ReplaceAll(say("b"), `"index":0`, `"index":1`) + say("c") + end + strings.ReplaceAll(end, `"index":0`, `"index":1`) + done,
+			`{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ac","refusal":null},"logprobs":null,"finish_reason":"stop","stop_reason":null},{"index":1,"message":{"role":"assistant","content":"b","refusal":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}`,
+		},
 		{"constants of OpenAI's", strings.ReplaceAll(role+say("a")+end, `"model":"m"`, `"model":"m","service_tier":"default","system_fingerprint":"fp"`) + done, strings.Replace(answer(`"content":"a","refusal":null`, stop), `"model":"m"`, `"model":"m","service_tier":"default","system_fingerprint":"fp"`, 1)},
 		{"usage without choices", role + say("a") + end + `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}` + "\n\n" + done, strings.TrimSuffix(answer(`"content":"a","refusal":null`, stop), "}") + `,"usage":{"prompt_tokens":1,"completion_tokens":2}}`},
-		{"logprobs", role + chatChunk(`{"index":0,"delta":{"content":"a"},"logprobs":{"content":[{"token":"a"}],"refusal":null}}`) + chatChunk(`{"index":0,"delta":{"content":"b"},"logprobs":{"content":[{"token":"b"},{"token":""}],"refusal":null}}`) + end + done,
-			strings.Replace(answer(`"content":"ab","refusal":null`, stop), `"logprobs":null`, `"logprobs":{"content":[{"token":"a"},{"token":"b"},{"token":""}],"refusal":null}`, 1)},
+		{
+			"logprobs", role + chatChunk(`{"index":0,"delta":{"content":"a"},"logprobs":{"content":[{"token":"a"}],"refusal":null}}`) + chatChunk(`{"index":0,"delta":{"content":"b"},"logprobs":{"content":[{"token":"b"},{"token":""}],"refusal":null}}`) + end + done,
+			strings.Replace(answer(`"content":"ab","refusal":null`, stop), `"logprobs":null`, `"logprobs":{"content":[{"token":"a"},{"token":"b"},{"token":""}],"refusal":null}`, 1),
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := assembled(t, Chat, []byte(c.in))

@@ -179,17 +179,14 @@ func (f *Facts) message(m members) error {
 		case "text", "thinking", "redacted_thinking":
 		default: // tools of all sorts, and what they gave
 			f.Tools = true
-			f.texts = append(f.texts, nonNil(b.get("input")), nonNil(b.get("content")))
+			for _, name := range [...]string{"input", "content"} {
+				if v := b.get(name); v != nil && !saysNothing(v) {
+					f.texts = append(f.texts, v)
+				}
+			}
 		}
 	}
 	return nil
-}
-
-func nonNil(v []byte) []byte {
-	if v == nil {
-		return []byte("null")
-	}
-	return v
 }
 
 // response reads a Response.

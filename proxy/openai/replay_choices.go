@@ -213,7 +213,6 @@ type chunkWriter struct {
 	b          []byte
 	kind       Kind
 	head, tail []byte // what stands before and behind a choice
-	logprobs   bool   // the choice at hand has the member
 }
 
 func newChunkWriter(b []byte, kind Kind, top members, vllm bool) *chunkWriter {
@@ -260,13 +259,17 @@ func (w *chunkWriter) chunk(index int, c *spoken, content, logs []byte, last boo
 	w.b = append(append(w.b, '}'), w.tail...)
 }
 
+// beside tells whether a message says something else than its content.
+func (c *spoken) beside() bool {
+	return len(c.calls) > 0 || c.function != nil || says(c.refusal) || says(c.reasoning) || says(c.reasoningContent)
+}
+
 // opening writes the chunk that says the role. Where a message says something else than a content,
 // vLLM says "" for it, others null.
 func (w *chunkWriter) opening(index int, c *spoken) {
 	d := appendMember([]byte(`"delta":{`), "role", c.role)
-	beside := len(c.calls) > 0 || c.function != nil || says(c.refusal) || says(c.reasoning) || says(c.reasoningContent)
 	switch {
-	case string(c.content) == `""`, c.vllm && beside && (c.content == nil || isNull(c.content)):
+	case string(c.content) == `""`, c.vllm && c.beside() && (c.content == nil || isNull(c.content)):
 		d = append(d, `,"content":""`...)
 	case c.content == nil:
 	case isNull(c.content):
@@ -332,7 +335,7 @@ func (w *chunkWriter) choice(index int, c *spoken) {
 	switch {
 	case w.kind == Completion:
 		d = append(d[:0], `"text":""`...)
-	case c.vllm && isString(c.content) || c.vllm && len(c.calls) > 0:
+	case c.vllm && (isString(c.content) || c.beside()):
 		d = append(d[:0], `"delta":{"content":""}`...)
 	default:
 		d = append(d[:0], `"delta":{}`...)
@@ -374,7 +377,7 @@ func (w *chunkWriter) calls(index int, c *spoken) {
 	w.chunk(index, c, d, nil, false)
 	pieces(inner(c.function.arguments), func(piece []byte) {
 		d = append(append(d[:0], `"delta":{"function_call":{"arguments":"`...), piece...)
-		w.chunk(index, c, append(d, `"}}}`...), nil, false)
+		w.chunk(index, c, append(d, `"}}`...), nil, false)
 	})
 }
 
