@@ -108,6 +108,14 @@ type Config struct {
 	ExportUsage func(context.Context, io.Writer, UsageQuery) ([]Missing, error)
 	TopUsage    func(context.Context, UsageTop) (UsageRows, error)
 
+	// InvalidateCache ends kept answers on every node; NotFound: the policy has no such tenant or
+	// surface. Generations are those that were ever raised. CacheStats and ExplainKey are of this
+	// node; ExplainKey asks no model, charges nothing, and shows no answer.
+	InvalidateCache  func(context.Context, Actor, CacheInvalidation) (CacheInvalidated, error)
+	CacheGenerations func(context.Context) ([]CacheGeneration, error)
+	CacheStats       func(context.Context) (CacheStats, error)
+	ExplainKey       func(context.Context, CacheQuestion) (CacheExplanation, error)
+
 	// This node's own, without a quorum; they expire.
 	Override    func(context.Context) (*Override, error) // nil: none
 	SetOverride func(context.Context, Actor, OverrideChange) (Done, error)
@@ -171,6 +179,11 @@ func (c Config) routes() []route {
 		{"POST budgets/release", RoleAdmin, change(c.ReleaseBudget, readRelease)},
 		{"GET usage", RoleRead, http.HandlerFunc(c.getUsage)},
 		{"GET usage/top", RoleRead, http.HandlerFunc(c.getTop)},
+
+		{"POST cache/invalidate", RoleOperate, change(c.InvalidateCache, readInvalidation)},
+		{"GET cache/generations", RoleRead, list(c.CacheGenerations)},
+		{"GET cache/stats", RoleRead, http.HandlerFunc(c.getCacheStats)},
+		{"POST cache/explain-key", RoleRead, http.HandlerFunc(c.postExplainKey)},
 
 		{"GET node/override", RoleRead, one(c.Override)},
 		{"PUT node/override", RoleOperate, change(c.SetOverride, readOverride)},

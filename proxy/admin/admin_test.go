@@ -124,6 +124,16 @@ func fakeNode() (Config, *seen) {
 		last = seen{a, b}
 		return Released{Freed: 7}, nil
 	}
+	c.InvalidateCache = func(_ context.Context, a Actor, i CacheInvalidation) (CacheInvalidated, error) {
+		last = seen{a, i}
+		return CacheInvalidated{Index: 7, Generation: 3, Previous: 2}, nil
+	}
+	c.CacheGenerations = func(context.Context) ([]CacheGeneration, error) { return nil, nil }
+	c.CacheStats = func(context.Context) (CacheStats, error) { return CacheStats{Node: "gw-1"}, nil }
+	c.ExplainKey = func(_ context.Context, q CacheQuestion) (CacheExplanation, error) {
+		last = seen{what: q}
+		return CacheExplanation{}, nil
+	}
 	c.SetOverride = func(_ context.Context, a Actor, o OverrideChange) (Done, error) { return note(a, o) }
 	c.SetNodeKill = func(_ context.Context, a Actor, k KillSwitch) (Done, error) { return note(a, k) }
 	c.Restore = func(_ context.Context, a Actor, r io.Reader, force bool) (Restored, error) {
@@ -200,6 +210,10 @@ var example = map[string]struct {
 	"POST budgets/release":              {RoleAdmin, "budgets/release", `{"node": "gw-3", "incarnation": "ab", "reason": "burnt"}`},
 	"GET usage":                         {RoleRead, "usage?by=tenant,day", ""},
 	"GET usage/top":                     {RoleRead, "usage/top?n=3", ""},
+	"POST cache/invalidate":             {RoleOperate, "cache/invalidate?tenant=acme&tag=doc-7", "what the sender of a webhook likes"},
+	"GET cache/generations":             {RoleRead, "cache/generations", ""},
+	"GET cache/stats":                   {RoleRead, "cache/stats", ""},
+	"POST cache/explain-key":            {RoleRead, "cache/explain-key", `{"tenant": "acme", "body": {"model": "m"}}`},
 	"GET node/override":                 {RoleRead, "node/override", ""},
 	"PUT node/override":                 {RoleOperate, "node/override", `{"unavailable": "deny", "for": "15m"}`},
 	"DELETE node/override":              {RoleOperate, "node/override", ""},
@@ -465,7 +479,7 @@ func TestAbsentFunctions(t *testing.T) {
 func TestListsAreNeverNull(t *testing.T) {
 	c, _ := fakeNode()
 	h := Handler(c)
-	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders"} {
+	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders", "cache/generations"} {
 		if w := ask(h, http.MethodGet, "/admin/v1/"+path, "read", ""); w.Body.String() != "[]\n" {
 			t.Errorf("%s: %s", path, w.Body)
 		}

@@ -16,7 +16,7 @@ type Role int
 // The roles, the least first.
 const (
 	RoleRead    Role = iota + 1 // look
-	RoleOperate                 // also what an incident needs: kill, ladder, override, revoke a key
+	RoleOperate                 // also what an incident needs: kill, ladder, override, revoke a key, end kept answers
 	RoleAdmin                   // also what changes who may do what, and the ledger as a whole
 )
 

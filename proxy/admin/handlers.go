@@ -86,9 +86,9 @@ func change[In, Out any](f func(context.Context, Actor, In) (Out, error), read f
 	})
 }
 
-// decode reads a JSON body strictly; an empty one leaves v as it is.
-func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxAsk))
+// decode reads a JSON body of so many bytes at most strictly; an empty one leaves v as it is.
+func decode(w http.ResponseWriter, r *http.Request, v any, most int64) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("the body can't be read: %w", err)
@@ -175,7 +175,7 @@ func (c Config) getLimits(w http.ResponseWriter, r *http.Request) {
 
 func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
 	var q ExplainRequest
-	err := decode(w, r, &q)
+	err := decode(w, r, &q, maxAsk)
 	if err == nil && (q.Input < 0 || q.Output < 0) {
 		err = errors.New("input_tokens and output_tokens must not be negative")
 	}
@@ -231,7 +231,7 @@ func readPolicyChange(w http.ResponseWriter, r *http.Request) (p PolicyChange, e
 }
 
 func readRollback(w http.ResponseWriter, r *http.Request) (b Rollback, err error) {
-	err = decode(w, r, &b)
+	err = decode(w, r, &b, maxAsk)
 	if err == nil && b.Revision == 0 {
 		err = errors.New("revision: name the one to go back to; headgate policy revisions lists them")
 	}
@@ -239,7 +239,7 @@ func readRollback(w http.ResponseWriter, r *http.Request) (b Rollback, err error
 }
 
 func readNewKey(w http.ResponseWriter, r *http.Request) (k NewKey, err error) {
-	err = decode(w, r, &k)
+	err = decode(w, r, &k, maxAsk)
 	if err == nil && k.Tenant == "" {
 		err = errors.New("tenant: name the one that the key belongs to")
 	}
@@ -254,7 +254,7 @@ func readRotation(w http.ResponseWriter, r *http.Request) (KeyRotation, error) {
 	var ask struct {
 		Overlap string `json:"overlap"`
 	}
-	err := decode(w, r, &ask)
+	err := decode(w, r, &ask, maxAsk)
 	if err == nil && ask.Overlap != "" {
 		k.Overlap, err = span("overlap", ask.Overlap, 0, MaxOverlap)
 	}
@@ -287,7 +287,7 @@ func readKill(on bool) func(http.ResponseWriter, *http.Request) (KillSwitch, err
 		var ask struct {
 			Reason string `json:"reason"`
 		}
-		err = decode(w, r, &ask)
+		err = decode(w, r, &ask, maxAsk)
 		k.On, k.Reason = on, ask.Reason
 		return k, err
 	}
@@ -303,7 +303,7 @@ func readNodeKill(on bool) func(http.ResponseWriter, *http.Request) (KillSwitch,
 			Reason string `json:"reason"`
 			For    string `json:"for"`
 		}
-		if err := decode(w, r, &ask); err != nil {
+		if err := decode(w, r, &ask, maxAsk); err != nil {
 			return k, err
 		}
 		if len(k.Name) > maxName || len(ask.Reason) > maxReason || strings.ContainsFunc(ask.Reason, unicode.IsControl) { // the cluster's are the ledger's to bound
@@ -325,7 +325,7 @@ func readRung(w http.ResponseWriter, r *http.Request) (RungChange, error) {
 		For    string `json:"for"`
 		Reason string `json:"reason"`
 	}
-	err := decode(w, r, &ask)
+	err := decode(w, r, &ask, maxAsk)
 	switch {
 	case err != nil:
 		return c, err
@@ -345,7 +345,7 @@ func readOverride(w http.ResponseWriter, r *http.Request) (c OverrideChange, err
 		Unavailable string `json:"unavailable"`
 		For         string `json:"for"`
 	}
-	if err := decode(w, r, &ask); err != nil {
+	if err := decode(w, r, &ask, maxAsk); err != nil {
 		return c, err
 	}
 	if !slices.Contains([]string{"allow", "deny", "local"}, ask.Unavailable) {
@@ -361,7 +361,7 @@ func noOverride(http.ResponseWriter, *http.Request) (OverrideChange, error) {
 }
 
 func readNewToken(w http.ResponseWriter, r *http.Request) (t NewToken, err error) {
-	err = decode(w, r, &t)
+	err = decode(w, r, &t, maxAsk)
 	switch {
 	case err != nil:
 	case t.Name == "" || t.Name == rootName:

@@ -39,7 +39,7 @@ func readAdjustment(w http.ResponseWriter, r *http.Request) (BudgetAdjustment, e
 
 		NewSubject bool `json:"new_subject"`
 	}
-	err := decode(w, r, &ask)
+	err := decode(w, r, &ask, maxAsk)
 	switch {
 	case err != nil:
 	case ask.Budget == "":
@@ -63,7 +63,7 @@ func readRelease(w http.ResponseWriter, r *http.Request) (b BudgetRelease, err e
 		Incarnation string `json:"incarnation"`
 		Reason      string `json:"reason"`
 	}
-	err = decode(w, r, &ask)
+	err = decode(w, r, &ask, maxAsk)
 	switch {
 	case err != nil:
 	case ask.Node == "" || len(ask.Node) > maxName:
