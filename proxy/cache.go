@@ -366,8 +366,62 @@ func (x *exchange) withoutCache() {
 	default:
 		word = "uncacheable"
 	}
-	x.p.met.cached(x, word)
+	x.cached(word)
 	x.cacheHeader(word)
+}
+
+// CacheWatch is told what the cache does for whom. It must not block and may be called concurrently.
+type CacheWatch interface {
+	Note(e *CacheEvent)
+	// Asked tells of a request that a model has answered, for the caches of its prefixes.
+	Asked(e *PromptEvent)
+}
+
+// CacheEvent is what the cache did for one request.
+type CacheEvent struct {
+	Tenant, Surface string
+	Outcome         string // as headgate_cache_requests_total has it
+	Why             string // of uncacheable
+	Personal        bool   // the surface's answers are about their users
+	SavedNanoUSD    int64
+	Context         func() CacheContext // what the key is made of, until Note returns; nil: it has none
+}
+
+// PromptEvent is a request that a model has answered.
+type PromptEvent struct {
+	Tenant, Surface, Template, Model string
+	Path                             string
+	Body                             []byte // until Asked returns
+	Input, CachedInput               int64  // tokens
+}
+
+// cached counts what the cache did for this request. What that saved is the cost of answer.usage.
+func (x *exchange) cached(outcome string) {
+	saved := int64(0)
+	if x.cache.tier != "" && x.model != nil {
+		saved = x.model.Cost(x.answer.usage, int64(x.in.Images), 0)
+	}
+	x.p.met.cached(x.caller.Tenant, outcome, saved)
+	if w := x.p.cfg.Watch; w != nil {
+		e := CacheEvent{Tenant: x.caller.Tenant, Surface: x.surface, Outcome: outcome, Why: x.cache.why, Personal: x.cache.surface.Personal, SavedNanoUSD: saved}
+		if x.cache.model != nil {
+			e.Context = x.cacheContext
+		}
+		w.Note(&e)
+	}
+}
+
+// tellPrompt tells of a request that the model has answered as a whole.
+func (x *exchange) tellPrompt(u openai.Usage) {
+	w := x.p.cfg.Watch
+	if w == nil || !x.route.generate || x.surface == "" || x.body == nil {
+		return
+	}
+	e := PromptEvent{Tenant: x.caller.Tenant, Surface: x.surface, Model: x.model.Name, Path: x.r.URL.Path, Body: x.body.Bytes(), Input: u.Input, CachedInput: u.CachedInput}
+	if s := x.snap.Surfaces[x.surface]; s != nil {
+		e.Template = s.Template
+	}
+	w.Asked(&e)
 }
 
 // word says what the cache did, for the log.
@@ -461,7 +515,7 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	c := &x.cache
 	c.fill, c.stale, c.pub = t.Fill, t.Stale, publisher{}
 	x.cacheHeader("miss")
-	x.p.met.cached(x, "miss")
+	x.cached("miss")
 	if !metered {
 		if err := x.admitRest(); err != nil {
 			x.endFill(FillEnd{Kind: FillRefused})
@@ -538,8 +592,7 @@ func (x *exchange) shape(k *Cached) (body []byte, contentType string, err error)
 // settleKept settles for an answer that no model was asked for.
 func (x *exchange) settleKept(word string, metered bool) error {
 	x.cache.tier = word
-	x.p.met.cached(x, word)
-	x.p.met.saved(x)
+	x.cached(word)
 	x.answer.status = http.StatusOK
 	if metered {
 		x.answer.whole = true
@@ -560,7 +613,7 @@ func (x *exchange) serveStale(k *Cached) bool {
 		return false
 	}
 	x.cache.tier, x.cache.age = "stale", k.Age
-	x.p.met.cached(x, "stale_if_error")
+	x.cached("stale_if_error")
 	x.settle(outcomeFailed)
 	x.cacheHeader("stale")
 	x.w.Header().Set("Age", strconv.FormatInt(int64(k.Age/time.Second), 10))
@@ -571,7 +624,7 @@ func (x *exchange) serveStale(k *Cached) bool {
 
 // serveFailed passes the model's error on, as it was told to another request.
 func (x *exchange) serveFailed(f *CacheFailure) error {
-	x.p.met.cached(x, "failed")
+	x.cached("failed")
 	x.settle(outcomeMalformed)
 	x.cacheHeader("live")
 	x.write(f.Status, f.ContentType, f.Body)
@@ -627,7 +680,6 @@ func (x *exchange) followLive(live CacheStream, metered bool) error {
 		}
 	}
 	x.cache.tier = "live"
-	x.p.met.cached(x, "live")
 	x.cacheHeader("live")
 	h := x.w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")

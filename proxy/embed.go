@@ -112,7 +112,7 @@ func (x *exchange) askElements(e *embedding) error {
 	if len(e.missing) < len(e.keys) {
 		word = "partial"
 	}
-	x.p.met.cached(x, word)
+	x.cached(word)
 	x.cacheHeader(word)
 	whole, wholeIn := x.body, x.in
 	part, err := x.reduce(e)
@@ -159,7 +159,7 @@ func (x *exchange) askElements(e *embedding) error {
 
 // reduce makes the request one for the missing inputs. part says that others are left out.
 func (x *exchange) reduce(e *embedding) (part bool, err error) {
-	if len(e.missing) == len(e.keys) || x.caller.CachedMetered && x.res.open && len(e.missing) == len(e.keys) {
+	if len(e.missing) == len(e.keys) {
 		return false, nil
 	}
 	body := bytes.Join(e.in.Body(e.missing...), nil)

@@ -369,9 +369,9 @@ func (x *exchange) settleStream(s *openai.Stream) {
 // settleLive settles for the stream of another request, for which that one pays.
 func (x *exchange) settleLive(u openai.Usage, whole bool) {
 	x.answer.usage, x.answer.whole = u, whole && u.Known
+	x.cached("live")
 	if !x.caller.CachedMetered {
 		x.settle(outcomeCached)
-		x.p.met.saved(x)
 		return
 	}
 	if !x.answer.whole {
@@ -411,6 +411,7 @@ func (x *exchange) settleUsage(u openai.Usage, whole bool) {
 	x.settle(outcomeAnswered)
 	if x.answer.whole && x.route.metered {
 		x.learnTemplate(u)
+		x.tellPrompt(u)
 		x.p.est.learn(x.caller.Tenant, x.caller.KeyID, x.model, &x.in, u, x.route.generate, x.maxOutput())
 	}
 }

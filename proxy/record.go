@@ -131,15 +131,11 @@ func (m *metrics) billed(x *exchange) {
 	}
 }
 
-// cached counts what the cache did for a request.
-func (m *metrics) cached(_ *exchange, outcome string) {
+// cached counts what the cache did for a request, and what that saved.
+func (m *metrics) cached(tenant, outcome string, savedNanoUSD int64) {
 	m.cache.WithLabelValues(tierExact, outcome).Inc()
-}
-
-// saved counts what the answer would have cost.
-func (m *metrics) saved(x *exchange) {
-	if n := x.model.Cost(x.answer.usage, int64(x.in.Images), 0); n > 0 {
-		m.savings.WithLabelValues(m.tenant(x.caller.Tenant)).Add(float64(n) / 1e9)
+	if savedNanoUSD > 0 {
+		m.savings.WithLabelValues(m.tenant(tenant)).Add(float64(savedNanoUSD) / 1e9)
 	}
 }
 

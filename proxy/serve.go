@@ -80,6 +80,8 @@ type Config struct {
 	// Cache keeps answers, Elements those of embeddings, input by input; nil: none are kept.
 	Cache    Cache
 	Elements Elements
+	// Watch is told what the cache does; nil: nobody is.
+	Watch CacheWatch
 	// Hearing says whether this node hears now of kept answers that are void; nil: always.
 	Hearing func() bool
 	// BudgetStatus is the status of a refusal by a spent budget; 0: 429.
