@@ -1,0 +1,6 @@
+//go:build !race
+
+package cache
+
+// storeRace says that the race detector is at work.
+const storeRace = false
