@@ -51,10 +51,11 @@ type generation struct{ now, highest uint64 }
 // Caches says which answers of the caches still hold. It never changes; nil is that of a ledger where nothing
 // was ever invalidated. Take a key's generations and an entry's stamp from the same Caches.
 type Caches struct {
-	count  uint64 // of commands that invalidated tags, and the jumps of restores
-	since  uint64 // what was stamped before does not hold, whatever its tags
-	floor  uint64 // of tenants without one of their own in floors
-	floors map[string]uint64
+	count  uint64            // of commands that invalidated tags, and the jumps of restores
+	since  uint64            // what was stamped before does not hold, whatever its tags
+	forAll bool              // a tag was ever invalidated for all
+	floor  uint64            // at least that of every tenant
+	floors map[string]uint64 // the count of the last tag that was forgotten; "": of those invalidated for all
 
 	generations *spread[generation]
 	tags        *spread[uint64] // the count at the last invalidation
@@ -106,6 +107,9 @@ func (c *Caches) Tagged(tenant, tag string) uint64 {
 	if c == nil {
 		return 0
 	}
+	if !c.forAll {
+		return max(c.since, c.tagged(tenant, tag))
+	}
 	return max(c.since, c.tagged(tenant, tag), c.tagged("", tag))
 }
 
@@ -124,7 +128,12 @@ func (c *Caches) Floor(tenant string) uint64 {
 	return max(c.since, c.floorOf(tenant), c.floorOf(""))
 }
 
-func (c *Caches) floorOf(tenant string) uint64 { return max(c.floor, c.floors[tenant]) }
+func (c *Caches) floorOf(tenant string) uint64 {
+	if tenant == "" {
+		return c.floors[""]
+	}
+	return max(c.floor, c.floors[tenant])
+}
 
 // Valid says whether an answer for the tenant that was stamped so still holds: none of its tags was invalidated
 // since, nor the ledger put back. It allocates nothing.

@@ -110,6 +110,18 @@ func TestDamageIsNamed(t *testing.T) {
 	edits := func(is func(*ledgerpb.Record) bool, edit func(*ledgerpb.BudgetAccount)) func(records, *ledgerpb.Header) records {
 		return func(rs records, _ *ledgerpb.Header) records { edit(rs[find(rs, is)].GetBudget()); return rs }
 	}
+	generation := func(r *ledgerpb.Record) bool { return r.GetCacheGeneration() != nil }
+	tag := func(r *ledgerpb.Record) bool { return r.GetCacheTag() != nil }
+	count := func(r *ledgerpb.Record) bool { return r.GetCacheCount() != nil }
+	cached := func(is func(*ledgerpb.Record) bool, edit func(*ledgerpb.Record)) func(records, *ledgerpb.Header) records {
+		return func(rs records, _ *ledgerpb.Header) records { edit(rs[find(rs, is)]); return rs }
+	}
+	twice := func(is func(*ledgerpb.Record) bool) func(records, *ledgerpb.Header) records {
+		return func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, is)
+			return append(rs[:i+1:i+1], rs[i:]...)
+		}
+	}
 	for name, c := range map[string]struct {
 		edit func(records, *ledgerpb.Header) records
 		want string
@@ -174,7 +186,29 @@ func TestDamageIsNamed(t *testing.T) {
 		"slots without a window": {edits(account, func(a *ledgerpb.BudgetAccount) { a.Slots = []*ledgerpb.BudgetSlot{{Index: 1, Amount: 1}} }), "its slots are not what it spent"},
 		"a slot of nothing":      {edits(account, func(a *ledgerpb.BudgetAccount) { a.Minutes = []*ledgerpb.BudgetSlot{{Index: 1}} }), "its slot 0 cannot be"},
 		"many slots":             {edits(account, func(a *ledgerpb.BudgetAccount) { a.Minutes = make([]*ledgerpb.BudgetSlot, spikeMinutes+2) }), "62 slots, of 61"},
-		"a key without hash":     {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
+		"a generation changed":   {cached(generation, func(r *ledgerpb.Record) { r.GetCacheGeneration().Highest++ }), "whose hash is"},
+		"a generation of before": {cached(generation, func(r *ledgerpb.Record) { r.GetCacheGeneration().Now = 0 }), "is a generation that cannot be"},
+		"a generation to come":   {cached(generation, func(r *ledgerpb.Record) { r.GetCacheGeneration().Now = 99 }), "is a generation that cannot be"},
+		"a generation never set": {cached(generation, func(r *ledgerpb.Record) { g := r.GetCacheGeneration(); g.Now, g.Highest = 1, 1 }), "is a generation that cannot be"},
+		"a generation twice":     {twice(generation), "is a generation out of order"},
+		"a tag changed":          {cached(tag, func(r *ledgerpb.Record) { r.GetCacheTag().Tag += "x" }), "whose hash is"},
+		"a tag in two":           {cached(tag, func(r *ledgerpb.Record) { r.GetCacheTag().Tag = "a b" }), "is a tag that cannot be"},
+		"a tag never":            {cached(tag, func(r *ledgerpb.Record) { r.GetCacheTag().Count = 0 }), "is a tag that cannot be"},
+		"a tag to come":          {cached(tag, func(r *ledgerpb.Record) { r.GetCacheTag().Count = 99 }), "is a tag that cannot be"},
+		"a tag twice":            {twice(tag), "is a tag that cannot be, or twice"},
+		"tags reversed": {func(rs records, _ *ledgerpb.Header) records {
+			i := find(rs, tag)
+			rs[i], rs[i+4] = rs[i+4], rs[i]
+			return rs
+		}, "is a tag out of order"},
+		"a count of nothing": {cached(count, func(r *ledgerpb.Record) { r.GetCacheCount().Count = 0 }), "counts invalidations as they cannot be"},
+		"a count from later": {cached(count, func(r *ledgerpb.Record) { r.GetCacheCount().Since = 99 }), "counts invalidations as they cannot be"},
+		"a floor above":      {cached(count, func(r *ledgerpb.Record) { r.GetCacheCount().Floor = 99 }), "counts invalidations as they cannot be"},
+		"a floor added":      {cached(count, func(r *ledgerpb.Record) { r.GetCacheCount().Floor = 1 }), "whose hash is"},
+		"counted twice":      {twice(count), "or twice"},
+		"a floor to come":    {cached(tag, func(r *ledgerpb.Record) { r.Body = floorRecord(99) }), "is a tenant's floor that cannot be"},
+		"a floor of nothing": {cached(tag, func(r *ledgerpb.Record) { r.Body = floorRecord(0) }), "is a tenant's floor that cannot be"},
+		"a key without hash": {func(rs records, _ *ledgerpb.Header) records { rs[find(rs, key)].GetKey().Hash = nil; return rs }, "record 3 at byte"},
 		"a key twice": {func(rs records, _ *ledgerpb.Header) records {
 			i := find(rs, key)
 			return append(rs[:i+1:i+1], rs[i:]...)
@@ -237,7 +271,7 @@ func update(t *testing.T, dir string) {
 		must(t, err)
 		w.index = n
 	}
-	bodies := slices.Concat(blockBodies(), goldenBodies(), budgetBodies())
+	bodies := slices.Concat(blockBodies(), goldenBodies(), budgetBodies(), cacheBodies())
 	r := (&Reserve{Bucket: bucketOf("hourly"), Limit: hourly(200), Owner: 3, Epoch: 1, N: 1, Want: 50, Debt: 7}).message()
 	r.Spec.Revision = 2
 	for i, body := range append(bodies, r) {
@@ -282,16 +316,28 @@ var updateGolden = flag.Bool("update", false, "write golden files anew")
 
 // TestOldLogAndSnapshotStillWork: what earlier versions wrote gives the state that it gave then.
 func TestOldLogAndSnapshotStillWork(t *testing.T) {
-	newest := filepath.Join("testdata", "v3")
+	newest := filepath.Join("testdata", "v4")
 	if *updateGolden {
 		update(t, newest)
 	}
-	oldStillWorks(t, filepath.Join("testdata", "v1"), 0, 0)
-	oldStillWorks(t, filepath.Join("testdata", "v2"), 2, 0)
-	oldStillWorks(t, newest, 2, 2)
+	oldStillWorks(t, filepath.Join("testdata", "v1"), holdings{})
+	oldStillWorks(t, filepath.Join("testdata", "v2"), holdings{durables: 2})
+	oldStillWorks(t, filepath.Join("testdata", "v3"), holdings{durables: 2, budgets: 2})
+	oldStillWorks(t, newest, holdings{durables: 2, budgets: 2, generations: 4, tags: 5, stamp: 4})
 }
 
-func oldStillWorks(t *testing.T, dir string, durables, budgets int) {
+// holdings are what versions added to states.
+type holdings struct {
+	durables, budgets, generations, tags int
+	stamp                                uint64
+}
+
+func holdingsOf(f *Facts) holdings {
+	generations, tags := f.Caches.Len()
+	return holdings{f.Durables, f.Budgets, generations, tags, f.Caches.Stamp()}
+}
+
+func oldStillWorks(t *testing.T, dir string, holds holdings) {
 	t.Helper()
 	read := func(name string) []byte {
 		b, err := os.ReadFile(filepath.Join(dir, name))
@@ -326,7 +372,7 @@ func oldStillWorks(t *testing.T, dir string, durables, budgets int) {
 		if got := hex.EncodeToString(f.Hash[:]); got != want {
 			t.Errorf("%s: %s: the state's hash is %s, and was %s", dir, name, got, want)
 		}
-		if f.KeyCount != 4 || f.Revision() != 2 || f.Durables != durables || f.Budgets != budgets || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
+		if f.KeyCount != 4 || f.Revision() != 2 || holdingsOf(f) != holds || f.View.Epoch != 1 || f.Tokens.Len() != 1 || f.Kills.Len() != 1 {
 			t.Errorf("%s: %+v", name, f)
 		}
 		if again := readState(t, snapshotOf(t, s)).Facts(); again.Hash != f.Hash {

@@ -15,7 +15,7 @@ import (
 // FuzzApply: whatever command the log holds, a replica does not panic, does not stop but for
 // the two reasons, and what it holds afterwards can be written, read back, and is what it says.
 func FuzzApply(f *testing.F) {
-	for i, body := range slices.Concat(goldenBodies(), blockBodies(), budgetBodies()) {
+	for i, body := range slices.Concat(goldenBodies(), blockBodies(), budgetBodies(), cacheBodies()) {
 		c := command(uint64(i+100), body)
 		text, err := proto.Marshal(c)
 		must(f, err)

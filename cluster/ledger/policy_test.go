@@ -24,12 +24,12 @@ const zeroHash = "sha256:0000000000000000000000000000000000000000000000000000000
 var example = `version: 1
 backends:
   - {name: vllm-a, url: "http://127.0.0.1:8000", slots: 64, api_key_env: VLLM_A_KEY}
-  - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health}
+  - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health, cache_salt: tenant}
 models:
   - {name: llama-8b, aliases: [small], backends: [vllm-a, pods], upstream_model: meta-llama/Llama-3.1-8B-Instruct, version: "2026-05", context: 131072,
      price_per_million: {input: "0.20", cached_input: "0.02", cache_write: "0.25", cache_write_1h: "0.40", output: "0.60"}, price_flat: {request: "0.000001", image: "0.001", audio_second: "0.0001"},
      prices: [{from: 2027-01-01, price_per_million: {input: "0.10", output: "0.30"}}, {from: 2028-01-01T12:00:00Z, free: true}],
-     default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b]}
+     default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b], default_temperature: 0.7, prefix_minimum: 1024}
   - {name: llama-1b, backends: [vllm-a], free: true}
 plans:
   - name: pro
@@ -47,6 +47,7 @@ plans:
       - {name: small-ever, scope: model, amount: "0.00", period: none}
     oversize: refuse
     timeout: 60s
+    cached: metered
     ramp: [{after: 0d, factor: 0.2}, {after: 14d, factor: 1.0}]
 tenants:
   - {name: acme, plan: pro, class: interactive, since: 2026-01-15, standing: 0.5, content_log: {mode: sample, sample: 0.1, retention: 30d, redact: [email, "[0-9]{9}"], path: /var/log/hg}}
@@ -54,7 +55,9 @@ tenants:
 keys:
   - {id: k1, tenant: acme, hash: "` + zeroHash + `", user: u, class: background, expires: 2027-01-01, models: [llama-8b], routes: [chat], surfaces: [docs-bot], assert_user: true}
 surfaces:
-  - {name: docs-bot, template_version: "7", share: tenant, sensitive: [], volatility: docs}
+  - {name: docs-bot, template_version: "7", share: tenant, sensitive: [], volatility: docs,
+     exact: {ttl: 6h, max_ttl: 2d, stale: 10m, stale_if_error: 1d, beta: 1.5, temperature: 0.3, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 65536}}
+  - {name: plain}
 global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}], budgets: [{name: fleet-day, scope: global, amount: "1000.00", period: day}]}
 notify: {webhook: "https://hooks.example/headgate", token_env: HOOK_TOKEN}
 `

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,10 @@ func command(n uint64, body any) *ledgerpb.Command {
 		c.Body = &ledgerpb.Command_ReleaseHolder{ReleaseHolder: b}
 	case *ledgerpb.BudgetNotified:
 		c.Body = &ledgerpb.Command_BudgetNotified{BudgetNotified: b}
+	case *ledgerpb.SetGeneration:
+		c.Body = &ledgerpb.Command_SetGeneration{SetGeneration: b}
+	case *ledgerpb.InvalidateTags:
+		c.Body = &ledgerpb.Command_InvalidateTags{InvalidateTags: b}
 	default:
 		panic(fmt.Sprintf("no command has the body %T", body))
 	}
@@ -136,7 +141,7 @@ func lived(t testing.TB) *world {
 	}}})
 	w.do(&ledgerpb.CreateToken{Token: &ledgerpb.Token{Name: "ci", Hash: hashOf("ci"), Role: ledgerpb.Role_ROLE_OPERATE, ExpiresUnixNano: 2e18}})
 	w.do(&ledgerpb.Note{Node: "a", UnixNano: 1e18, Action: "node.override", Detail: "for 15m"})
-	for _, body := range append(blockBodies(), budgetBodies()...) {
+	for _, body := range slices.Concat(blockBodies(), budgetBodies(), cacheBodies()) {
 		w.do(body)
 	}
 	if r := w.try(&ledgerpb.RevokeKey{Id: "nobody"}); r.GetCode() != codeNotFound {
@@ -242,6 +247,15 @@ func TestRefusals(t *testing.T) {
 		"revokes no token":     {&ledgerpb.RevokeToken{Name: "cd"}, codeNotFound},
 		"note of nothing":      {&ledgerpb.Note{}, codeInvalid},
 		"check of nothing":     {&ledgerpb.Check{}, codeInvalid},
+		"generation to come":   {&ledgerpb.SetGeneration{Tenant: "acme", Surface: "docs", Generation: 4}, codeInvalid},
+		"generation of anew":   {&ledgerpb.SetGeneration{Tenant: "new", Generation: 2}, codeInvalid},
+		"generation, long":     {&ledgerpb.SetGeneration{Tenant: long}, codeInvalid},
+		"generation, long too": {&ledgerpb.SetGeneration{Surface: long}, codeInvalid},
+		"no tags":              {&ledgerpb.InvalidateTags{Tenant: "acme"}, codeInvalid},
+		"many tags":            {&ledgerpb.InvalidateTags{Tenant: "acme", Tags: make([]string, MaxTagsAtOnce+1)}, codeInvalid},
+		"tags of a long name":  {&ledgerpb.InvalidateTags{Tenant: long, Tags: []string{"a"}}, codeInvalid},
+		"a tag among others":   {&ledgerpb.InvalidateTags{Tenant: "acme", Tags: []string{"a", "b c", "d"}}, codeInvalid},
+		"a long tag":           {&ledgerpb.InvalidateTags{Tenant: "acme", Tags: []string{long}}, codeInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := lived(t)
@@ -323,6 +337,7 @@ func TestSameIDAnswersAsItDid(t *testing.T) {
 		&ledgerpb.SetPolicy{Text: []byte("three")}, createKeys(keyMessage("new", "t")), &ledgerpb.RevokeKey{Id: "nobody"}, &ledgerpb.RevokeKey{Id: "third"},
 		&ledgerpb.SetKill{Kind: ledgerpb.KillKind_KILL_KIND_TENANT, Name: "acme"}, &ledgerpb.SetRung{Rung: "r", On: true},
 		&ledgerpb.RevokeToken{Name: "ci"}, &ledgerpb.Note{Action: "a"}, &ledgerpb.Found{ClusterId: make([]byte, 16)},
+		&ledgerpb.SetGeneration{Tenant: "acme"}, &ledgerpb.SetGeneration{Tenant: "acme", Generation: 9}, &ledgerpb.InvalidateTags{Tags: []string{"a"}},
 	} {
 		w := lived(t)
 		c := command(1000, body)
@@ -426,17 +441,18 @@ func TestAuditTellsWhoDidWhat(t *testing.T) {
 			t.Errorf("a hash is told: %s", text)
 		}
 	}
-	want := "cluster.found policy.apply policy.apply key.create key.rotate key.revoke kill.throw kill.throw ladder.set view.change token.create node.override budget.charge budget.alert budget.credit budget.release"
+	want := "cluster.found policy.apply policy.apply key.create key.rotate key.revoke kill.throw kill.throw ladder.set view.change token.create node.override budget.charge budget.alert budget.credit budget.release" +
+		strings.Repeat(" cache.generation", 6) + strings.Repeat(" cache.tags", 4)
 	if got := strings.Join(actions, " "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if got := w.s.Audit(10, AuditFilter{Action: "key."}); len(got) != 3 || got[0].Action != "key.revoke" {
 		t.Errorf("of keys: %+v", got)
 	}
-	if got := w.s.Audit(2, AuditFilter{}); len(got) != 2 || got[0].Action != "budget.release" {
+	if got := w.s.Audit(2, AuditFilter{}); len(got) != 2 || got[0].Action != "cache.tags" {
 		t.Errorf("the last two: %+v", got)
 	}
-	if got := w.s.Audit(9, AuditFilter{Object: "tenant acme", Actor: "alice", Since: all[len(all)-1].Time, Until: all[0].Time}); len(got) != 4 || got[3].After != "on: abuse" || got[3].Before != "off" || got[0].Action != "budget.credit" {
+	if got := w.s.Audit(9, AuditFilter{Object: "tenant acme", Actor: "alice", Since: all[len(all)-1].Time, Until: all[9].Time}); len(got) != 4 || got[3].After != "on: abuse" || got[3].Before != "off" || got[0].Action != "budget.credit" {
 		t.Errorf("of acme: %+v", got)
 	}
 	if got := w.s.Audit(9, AuditFilter{Actor: "bob"}); got != nil {
@@ -499,7 +515,7 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 	if _, ok := keys.ByID("mine"); ok || keys.Len() != 4 || keys != w.s.Keys() {
 		t.Error("readers still see the old keys")
 	}
-	if len(w.s.Audit(maxAudit, AuditFilter{})) != 16 {
+	if len(w.s.Audit(maxAudit, AuditFilter{})) != 26 {
 		t.Error("the audit log is not the backup's")
 	}
 	w.do(createKeys(keyMessage("mine", "t")))
@@ -517,7 +533,7 @@ func TestReplaceShowsAndAdoptKeepsTheFence(t *testing.T) {
 func drawBody(t *rapid.T, facts *Facts) any {
 	id := rapid.Map(rapid.IntRange(0, 30), func(i int) string { return fmt.Sprintf("k%d", i) })
 	few := rapid.SampledFrom([]string{"acme", "globex", "m1"})
-	switch rapid.IntRange(0, 13).Draw(t, "kind") {
+	switch rapid.IntRange(0, 15).Draw(t, "kind") {
 	case 0:
 		return &ledgerpb.Found{ClusterId: bytes.Repeat([]byte{byte(rapid.IntRange(0, 1).Draw(t, "cluster"))}, 16)}
 	case 1:
@@ -580,6 +596,10 @@ func drawBody(t *rapid.T, facts *Facts) any {
 			Bucket: bucketOf(few.Draw(t, "bucket")), Owner: rapid.Uint64Range(0, 3).Draw(t, "owner"), Epoch: rapid.Uint64Range(0, 3).Draw(t, "epoch"),
 			N: rapid.Uint64Range(0, 40).Draw(t, "n"), Holding: units.Draw(t, "holding"), Returned: units.Draw(t, "returned"),
 		}).message()
+	case 13:
+		return &ledgerpb.SetGeneration{Tenant: few.Draw(t, "tenant"), Surface: few.Draw(t, "surface"), Generation: rapid.Uint64Range(0, 3).Draw(t, "generation")}
+	case 14:
+		return &ledgerpb.InvalidateTags{Tenant: few.Draw(t, "tenant"), Tags: rapid.SliceOfN(few, 0, 3).Draw(t, "tags")}
 	default:
 		if rapid.Bool().Draw(t, "note") {
 			return &ledgerpb.Note{Node: "n", Action: few.Draw(t, "action"), UnixNano: rapid.Int64().Draw(t, "at")}
@@ -642,7 +662,7 @@ func TestReplicasAgree(t *testing.T) {
 // plainly is f without what an empty map or slice may say in two ways.
 func plainly(f *Facts) Facts {
 	g := *f
-	g.Kills, g.Rungs, g.Tokens = Kills{}, Rungs{}, Tokens{}
+	g.Kills, g.Rungs, g.Tokens, g.Caches = Kills{}, Rungs{}, Tokens{}, nil
 	return g // the hash holds them
 }
 

@@ -33,10 +33,15 @@ type tagTable struct {
 	at  map[cacheName]*tagNode
 	all *list.List // of *tagNode
 	own map[string]*list.List
+
+	most, mostOwn, mostFloors int
 }
 
 func newTagTable() *tagTable {
-	return &tagTable{at: map[cacheName]*tagNode{}, all: list.New(), own: map[string]*list.List{}}
+	return &tagTable{
+		at: map[cacheName]*tagNode{}, all: list.New(), own: map[string]*list.List{},
+		most: MaxTags, mostOwn: MaxTags / 4, mostFloors: maxFloors,
+	}
 }
 
 // put makes a tag the newest and gives what it was before, nil: unknown.
@@ -69,10 +74,10 @@ func (t *tagTable) remove(n *tagNode) {
 
 // spare is a tag beyond the bounds, the oldest of its tenant or of all; nil: there is none.
 func (t *tagTable) spare(tenant string) *tagNode {
-	if own := t.own[tenant]; own != nil && own.Len() > MaxTags/4 {
+	if own := t.own[tenant]; own != nil && own.Len() > t.mostOwn {
 		return own.Front().Value.(*tagNode)
 	}
-	if t.all.Len() > MaxTags {
+	if t.all.Len() > t.most {
 		return t.all.Front().Value.(*tagNode)
 	}
 	return nil
@@ -125,6 +130,7 @@ func (e *cachesEdit) putTag(tag *tagged) {
 	}
 	e.s.hash.add(e.s.enc.tag(tag))
 	e.tags.put(tag.cacheName, tag.n)
+	e.next.forAll = e.next.forAll || tag.tenant == ""
 }
 
 // forget lets go of tags beyond the bounds. What has such a tag and is older than it was then does not hold any more,
@@ -140,9 +146,10 @@ func (e *cachesEdit) forget(tenant string) {
 
 func (e *cachesEdit) raiseFloor(tenant string, n uint64) {
 	old := e.next.floors[tenant]
-	if n <= max(old, e.next.floor) {
+	if n <= e.next.floorOf(tenant) {
 		return
 	}
+	e.next.forAll = e.next.forAll || tenant == ""
 	if !e.ownFloors {
 		if e.next.floors = maps.Clone(e.next.floors); e.next.floors == nil {
 			e.next.floors = map[string]uint64{}
@@ -153,23 +160,27 @@ func (e *cachesEdit) raiseFloor(tenant string, n uint64) {
 		e.s.hash.remove(e.s.enc.floor("tenant", tenant, old))
 	}
 	e.s.hash.add(e.s.enc.floor("tenant", tenant, n))
-	if e.next.floors[tenant] = n; len(e.next.floors) > maxFloors {
+	if e.next.floors[tenant] = n; len(e.next.floors) > e.s.tags.mostFloors {
 		e.oneFloor()
 	}
 }
 
-// oneFloor makes the highest floor that of all.
+// oneFloor makes the highest of the tenants' floors that of all tenants.
 func (e *cachesEdit) oneFloor() {
-	highest := e.next.floor
+	highest, all := e.next.floor, e.next.floors[""]
 	for tenant, n := range e.next.floors { // sums and the highest: whatever the order
-		e.s.hash.remove(e.s.enc.floor("tenant", tenant, n))
-		highest = max(highest, n)
+		if tenant != "" {
+			e.s.hash.remove(e.s.enc.floor("tenant", tenant, n))
+			highest = max(highest, n)
+		}
 	}
 	if e.next.floor > 0 {
 		e.s.hash.remove(e.s.enc.floor("all", "", e.next.floor))
 	}
 	e.s.hash.add(e.s.enc.floor("all", "", highest))
-	e.next.floor, e.next.floors = highest, map[string]uint64{}
+	if e.next.floor, e.next.floors = highest, map[string]uint64{}; all > 0 {
+		e.next.floors[""] = all
+	}
 }
 
 func (s *State) setGeneration(c *ledgerpb.SetGeneration) (bool, error) {
@@ -307,7 +318,7 @@ func (sr *snapshotReader) takeGeneration(m *ledgerpb.CacheGeneration) error {
 
 func (sr *snapshotReader) takeFloor(m *ledgerpb.CacheFloor) error {
 	e, n := sr.caches, m.GetCount()
-	if _, ok := e.next.floors[m.GetTenant()]; ok || len(m.GetTenant()) > maxID || n <= e.next.floor || n > e.next.count || len(e.next.floors) >= maxFloors {
+	if _, ok := e.next.floors[m.GetTenant()]; ok || len(m.GetTenant()) > maxID || n <= e.next.floorOf(m.GetTenant()) || n > e.next.count || len(e.next.floors) >= maxFloors {
 		return sr.damaged("is a tenant's floor that cannot be, or twice")
 	}
 	e.raiseFloor(m.GetTenant(), n)
