@@ -404,12 +404,11 @@ func (f *Fill) conclude(u *up, err error) {
 	u.token = f.token
 	f.endTape(err, u.entry)
 	b.fills = slices.DeleteFunc(b.fills, func(o *Fill) bool { return o == f })
-	if u.late = f.large; !u.late {
-		b.say(u)
-	}
+	u.late = f.large
 	if f.gone {
 		f.stop()
 	}
+	// Who waits here is answered first: the owner need not send the answer back.
 	switch u.kind {
 	case upStore, upShare:
 		b.ended = append(b.ended, u)
@@ -417,6 +416,9 @@ func (f *Fill) conclude(u *up, err error) {
 	case upUnshareable:
 		b.ended = append(b.ended, u)
 		b.finish(Turn{Kind: TurnPass, Stale: f.e.staleOf(b.id.key, Hit{})})
+	}
+	if !u.late {
+		b.say(u)
 	}
 	b.restate()
 }

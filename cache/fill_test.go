@@ -1,9 +1,24 @@
 package cache
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "headgate/cache/cachepb"
+)
+
+const (
+	turnedHit, turnedLead, turnedLive, turnedFailed, turnedPass, turnedBusy = int(TurnHit), int(TurnLead), int(TurnLive), int(TurnFailed), int(TurnPass), int(TurnBusy)
 )
 
 // TestThousandAskOnce: a thousand who want the same, on five nodes, ask the model once.
@@ -16,13 +31,1192 @@ func TestThousandAskOnce(t *testing.T) {
 		}
 		f := c.lead()
 		synctest.Wait()
+		if got := w.nodes[0].count("headgate_cache_waiters"); got < 199 {
+			t.Errorf("%v wait on node 0", got)
+		}
 		time.Sleep(20 * time.Second)
 		f.Store(answerFor(k))
-		c.want(int(TurnLead), 1, int(TurnHit), 999)
+		c.want(turnedLead, 1, turnedHit, 999)
 		for _, n := range w.nodes {
 			if h, ok := n.Look(k); !ok || h.Delta < 20*time.Second || h.Stamp != 1 {
 				t.Errorf("node %d has not got it as it was filled: %v", n.index, h.Entry)
 			}
 		}
+		c = newCrowd(w)
+		c.join(w.nodes[3], 10, Ask{Key: k})
+		c.want(turnedHit, 10)
 	})
+}
+
+// TestThousandFollow: the same for those who take a stream; each reads all of it.
+func TestThousandFollow(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 5), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[2], 1, Ask{Key: k, Live: true})
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 100, Ask{Key: k, Live: true})
+			c.join(n, 100, Ask{Key: k})
+		}
+		synctest.Wait()
+		f.Begin("text/event-stream")
+		var want []byte
+		for i := range 500 {
+			p := fmt.Appendf(nil, "data: %d\n\n", i)
+			want = append(want, p...)
+			f.Write(p)
+			clear(p) // it was copied
+			if i == 250 {
+				synctest.Wait()
+				for _, n := range w.nodes {
+					c.join(n, 10, Ask{Key: k, Live: true})
+				}
+			}
+		}
+		synctest.Wait()
+		f.Store(answerFor(k))
+		c.want(turnedLead, 1, turnedLive, 550, turnedHit, 500)
+		for _, turn := range c.got {
+			if turn.Kind != TurnLive {
+				continue
+			}
+			if got, err := readAll(turn.Live); err != nil || !bytes.Equal(got, want) {
+				t.Fatalf("%d of %d bytes: %v", len(got), len(want), err)
+			}
+			if en := turn.Live.Entry(); en != nil && en.Key != k {
+				t.Error("a foreign entry")
+			}
+			if turn.Live.ContentType() != "text/event-stream" {
+				t.Errorf("content type %q", turn.Live.ContentType())
+			}
+		}
+	})
+}
+
+// TestLeaderDies without a byte sent: all the others are answered, after two calls at most.
+func TestLeaderDies(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		leader, dies int
+		leadsAfter   int // by others, at most
+	}{
+		{"who is the owner", 0, 0, 1},
+		{"who is not the owner", 2, 2, 1},
+		{"not, but the owner", 2, 0, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w, k := newWorld(t, 5), fillKey("q")
+				crowd := newCrowd(w)
+				crowd.join(w.nodes[c.leader], 1, Ask{Key: k})
+				first := crowd.lead()
+				survivors := 0
+				for _, n := range w.nodes {
+					crowd.join(n, 200, Ask{Key: k, Live: n.index%2 == 0})
+					if n.index != c.dies {
+						survivors += 200
+					}
+				}
+				time.Sleep(time.Second)
+				w.nodes[c.dies].kill()
+				if c.dies != c.leader {
+					go func() {
+						time.Sleep(10 * time.Second)
+						first.Store(answerFor(k))
+					}()
+				}
+				select {
+				case turn := <-crowd.leads:
+					time.Sleep(20 * time.Second)
+					turn.Fill.Store(answerFor(k))
+				case <-time.After(5 * time.Second):
+					if c.dies == c.leader {
+						t.Error("nobody leads")
+					}
+				}
+				crowd.wg.Wait()
+				if got := crowd.turns[TurnHit] + crowd.turns[TurnLead]; got != survivors+1 || crowd.turns[TurnLead] > 1+c.leadsAfter {
+					t.Errorf("of %d: %v, %d errors", survivors, crowd.turns, crowd.errs)
+				}
+			})
+		})
+	}
+}
+
+// TestLeaderDiesHalfway: who reads its stream gets an error after what there was; who has not got a byte goes on.
+func TestLeaderDiesHalfway(t *testing.T) {
+	for _, leader := range []int{0, 2} {
+		fillTest(t, func(t *testing.T) {
+			w, k := newWorld(t, 4), fillKey("q")
+			c := newCrowd(w)
+			c.join(w.nodes[leader], 1, Ask{Key: k})
+			f := c.lead()
+			for _, i := range []int{1, 3} {
+				c.join(w.nodes[i], 20, Ask{Key: k, Live: true})
+				c.join(w.nodes[i], 20, Ask{Key: k})
+			}
+			synctest.Wait()
+			f.Begin("text/event-stream")
+			f.Write([]byte("half"))
+			synctest.Wait()
+			w.nodes[leader].kill()
+			second := c.lead()
+			c.join(w.nodes[1], 5, Ask{Key: k, Live: true}) // they follow the second
+			synctest.Wait()
+			second.Begin("text/event-stream")
+			second.Write([]byte("whole"))
+			synctest.Wait()
+			second.Store(answerFor(k))
+			c.want(turnedLead, 2, turnedLive, 45, turnedHit, 39)
+			broken, whole := 0, 0
+			for _, turn := range c.got {
+				if turn.Kind != TurnLive {
+					continue
+				}
+				switch got, err := readAll(turn.Live); {
+				case errors.Is(err, ErrBroken) && string(got) == "half":
+					broken++
+				case err == nil && string(got) == "whole":
+					whole++
+				default:
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+			if broken != 40 || whole != 5 {
+				t.Errorf("%d broken, %d whole", broken, whole)
+			}
+		})
+	}
+}
+
+// TestLeaderBreaks: the model's stream breaks off.
+func TestLeaderBreaks(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		c.join(w.nodes[1], 1, Ask{Key: k, Live: true})
+		c.join(w.nodes[2], 1, Ask{Key: k, Live: true})
+		c.join(w.nodes[2], 3, Ask{Key: k})
+		synctest.Wait()
+		f.Begin("text/event-stream")
+		f.Write([]byte("half"))
+		synctest.Wait()
+		f.Broken()
+		f.Store(answerFor(k)) // too late
+		f.Write([]byte("more"))
+		f.Begin("x")
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 2, turnedLive, 2, turnedHit, 2)
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); !errors.Is(err, ErrBroken) || string(got) != "half" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+		if got := w.nodes[0].count("headgate_cache_handovers_total", handBroken); got != 1 {
+			t.Errorf("%v hand-overs", got)
+		}
+	})
+}
+
+// TestFollowersLeave: whoever waits no longer harms nobody, and the last one to go ends the flight.
+func TestFollowersLeave(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		ctx, leave := context.WithTimeout(context.Background(), 10*time.Second)
+		defer leave()
+		for _, n := range w.nodes {
+			c.joinFor(ctx, n, Ask{Key: k})
+			c.joinFor(ctx, n, Ask{Key: k, Live: true})
+			c.join(n, 10, Ask{Key: k})
+		}
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if c.errs != 6 {
+			t.Errorf("%d left", c.errs)
+		}
+		f.Store(answerFor(k))
+		c.want(turnedLead, 1, turnedHit, 30)
+	})
+}
+
+// TestReadersLeave: a stream goes on for those who still read it.
+func TestReadersLeave(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		f.Begin("text/event-stream")
+		f.Write([]byte("a"))
+		synctest.Wait()
+		for range 2 { // the second time the stream comes from its beginning again
+			c.join(w.nodes[2], 2, Ask{Key: k, Live: true})
+			synctest.Wait()
+			var readers []*Reader
+			for _, turn := range c.got {
+				if turn.Kind == TurnLive {
+					readers = append(readers, turn.Live)
+				}
+			}
+			c.got = nil
+			if len(readers) != 2 {
+				t.Fatalf("%d readers", len(readers))
+			}
+			readers[0].Close()
+			readers[0].Close()
+			f.Write([]byte("b"))
+			synctest.Wait()
+			if p, err := readers[1].Next(context.Background()); err != nil || p[0] != 'a' {
+				t.Errorf("%q, %v", p, err)
+			}
+			readers[1].Close()
+			synctest.Wait()
+		}
+		f.Store(answerFor(k))
+	})
+}
+
+// TestClientLeaves: the call to the model goes on as long as somebody waits for it, on whatever node, and no longer.
+func TestClientLeaves(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		leader, waiter int
+		live           bool
+	}{
+		{"waits at the owner", 1, 0, false},
+		{"waits elsewhere", 1, 2, false},
+		{"waits on the same node", 1, 1, false},
+		{"waits elsewhere for the owner's", 0, 1, false},
+		{"reads elsewhere", 1, 2, true},
+		{"reads on the same node", 1, 1, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w, k := newWorld(t, 3), fillKey("q")
+				crowd := newCrowd(w)
+				crowd.join(w.nodes[c.leader], 1, Ask{Key: k})
+				f := crowd.lead()
+				client, leave := context.WithCancel(context.WithValue(context.Background(), crowdKey{}, "v"))
+				ctx, cancel := f.Context(client)
+				defer cancel()
+				if ctx.Value(crowdKey{}) != "v" {
+					t.Error("the context lost its values")
+				}
+				waiting, give := context.WithCancel(context.Background())
+				crowd.joinFor(waiting, w.nodes[c.waiter], Ask{Key: k, Live: c.live})
+				synctest.Wait()
+				var reader *Reader
+				if c.live {
+					f.Begin("text/event-stream")
+					f.Write([]byte("a"))
+					synctest.Wait()
+					reader = crowd.got[1].Live
+				}
+				leave()
+				time.Sleep(20 * time.Second)
+				if ctx.Err() != nil {
+					t.Error("the call ended though somebody waits")
+				}
+				give()
+				if reader != nil {
+					reader.Close()
+				}
+				synctest.Wait()
+				if ctx.Err() == nil {
+					t.Error("the call goes on though nobody waits")
+				}
+				f.Abandon(true)
+			})
+		})
+	}
+}
+
+type crowdKey struct{}
+
+// TestClientLeavesAlone: and where nobody ever waited it ends at once.
+func TestClientLeavesAlone(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		client, leave := context.WithCancel(context.Background())
+		ctx, cancel := f.Context(client)
+		defer cancel()
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		if ctx.Err() == nil {
+			t.Error("the call goes on")
+		}
+		f.Abandon(true)
+		c.join(w.nodes[0], 1, Ask{Key: k})
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 2)
+	})
+}
+
+// TestSlowLeader: after LeadFor without a byte the next may try too, and the first answer counts for all.
+func TestSlowLeader(t *testing.T) {
+	for _, firstWins := range []bool{true, false} {
+		fillTest(t, func(t *testing.T) {
+			w, k := newWorld(t, 3), fillKey("q")
+			c := newCrowd(w)
+			ask := Ask{Key: k, LeadFor: 10 * time.Second}
+			c.join(w.nodes[1], 1, ask)
+			slow := c.lead()
+			c.join(w.nodes[1], 2, ask)
+			c.join(w.nodes[2], 2, ask)
+			time.Sleep(9 * time.Second)
+			if len(c.leads) != 0 {
+				t.Error("too early")
+			}
+			next := c.lead()
+			if firstWins {
+				slow.Store(answerFor(k))
+				c.want(turnedLead, 2, turnedHit, 3)
+				next.Abandon(true)
+				return
+			}
+			next.Store(answerFor(k))
+			c.want(turnedLead, 2, turnedHit, 3)
+			slow.Begin("text/event-stream")
+			slow.Write([]byte("late"))
+			slow.Store(answerFor(k))
+		})
+	}
+}
+
+// TestSlowAlone: a single node's leader, too, is not waited for without end; and one that streams is not slow.
+func TestSlowAlone(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 1), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[0], 3, Ask{Key: k})
+		slow, next := c.lead(), c.lead()
+		next.Begin("text/event-stream")
+		next.Write([]byte("x"))
+		time.Sleep(5 * time.Minute)
+		if len(c.leads) != 0 {
+			t.Error("a leader that streams is no slow one")
+		}
+		next.Store(answerFor(k))
+		slow.Broken()
+		c.want(turnedLead, 2, turnedHit, 1)
+	})
+}
+
+// TestSecondStream: of two that lead the first to begin is followed; the other's answer ends the waiting all the same,
+// and the stream goes on.
+func TestSecondStream(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k, LeadFor: time.Second})
+		one := c.lead()
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		two := c.lead()
+		c.join(w.nodes[0], 1, Ask{Key: k, Live: true})
+		c.join(w.nodes[0], 1, Ask{Key: k})
+		synctest.Wait()
+		one.Begin("text/event-stream")
+		one.Write([]byte("one"))
+		synctest.Wait()
+		two.Begin("text/event-stream")
+		two.Write([]byte("two"))
+		synctest.Wait()
+		two.Store(answerFor(k))
+		c.want(turnedLead, 2, turnedLive, 1, turnedHit, 1)
+		one.Write([]byte(" and more"))
+		one.Share(answerFor(k))
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); err != nil || string(got) != "one and more" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+	})
+}
+
+// TestPausedLeader: one that is not heard of loses its lock; it comes back, and its answer is as good as any.
+func TestPausedLeader(t *testing.T) {
+	for _, backFirst := range []bool{true, false} {
+		fillTest(t, func(t *testing.T) {
+			w, k := newWorld(t, 3), fillKey("q")
+			c := newCrowd(w)
+			c.join(w.nodes[2], 1, Ask{Key: k})
+			paused := c.lead()
+			c.join(w.nodes[1], 5, Ask{Key: k})
+			synctest.Wait()
+			w.net.Cut("n2", "n0", "n1")
+			second := c.lead()
+			if got := w.nodes[0].count("headgate_cache_handovers_total", handLost); got != 1 {
+				t.Errorf("%v hand-overs", got)
+			}
+			w.net.Heal()
+			time.Sleep(5 * time.Second)
+			if backFirst {
+				paused.Store(answerFor(k))
+				second.Store(answerFor(k))
+			} else {
+				second.Store(answerFor(k))
+				paused.Store(answerFor(k))
+			}
+			c.want(turnedLead, 2, turnedHit, 4)
+			time.Sleep(time.Second)
+			if !w.nodes[0].shelf.has(k) {
+				t.Error("the owner has not got it")
+			}
+		})
+	}
+}
+
+// TestFailedTwice: after the second error of the model all get it, and the next who come try anew.
+func TestFailedTwice(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 10, Ask{Key: k, Live: true})
+		}
+		synctest.Wait()
+		c.lead().Failed(Failure{Status: 500, Body: []byte("one")})
+		synctest.Wait()
+		f := c.lead()
+		f.Failed(Failure{Status: 429, ContentType: "application/json", Body: []byte("two")})
+		f.Failed(Failure{Status: 500})
+		c.want(turnedLead, 2, turnedFailed, 28)
+		for _, turn := range c.got {
+			if x := turn.Failed; turn.Kind == TurnFailed && (x.Status != 429 || string(x.Body) != "two" || x.ContentType != "application/json") {
+				t.Errorf("%v", x)
+			}
+		}
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 3, turnedFailed, 28)
+	})
+}
+
+// TestFailedInStream: who followed saw the error pass.
+func TestFailedInStream(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 1, Ask{Key: k, Live: true})
+		}
+		f.Begin("text/event-stream")
+		f.Write([]byte("error"))
+		synctest.Wait()
+		f.Failed(Failure{Status: 500})
+		c.want(turnedLead, 1, turnedLive, 3)
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); err != nil || string(got) != "error" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+	})
+}
+
+// TestAbandoned: after two that came to nothing all pass; who was refused by limits of its own does not count.
+func TestAbandoned(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 4, Ask{Key: k})
+		}
+		synctest.Wait()
+		for range 4 {
+			c.lead().Abandon(false)
+		}
+		c.lead().Abandon(true)
+		c.lead().Abandon(true)
+		c.want(turnedLead, 6, turnedPass, 6)
+	})
+}
+
+// TestAbandonedWithoutEnd: nor does one flight give leads without end.
+func TestAbandonedWithoutEnd(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 20, Ask{Key: k})
+		synctest.Wait()
+		for range maxGiven {
+			c.lead().Abandon(false)
+		}
+		c.want(turnedLead, maxGiven, turnedPass, 20-maxGiven)
+	})
+}
+
+// TestUnshareable: all pass, also those who come within ten seconds, and nobody waits behind another.
+func TestUnshareable(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 3, Ask{Key: k, Live: true})
+		}
+		synctest.Wait()
+		c.lead().Unshareable()
+		c.want(turnedLead, 1, turnedPass, 8)
+		time.Sleep(9 * time.Second)
+		c.join(w.nodes[2], 2, Ask{Key: k})
+		c.want(turnedLead, 1, turnedPass, 10)
+		time.Sleep(2 * time.Second)
+		c.join(w.nodes[2], 2, Ask{Key: k})
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 2, turnedPass, 10, turnedHit, 1)
+	})
+}
+
+// TestUnshareableStream: who followed has had all of it.
+func TestUnshareableStream(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 1, Ask{Key: k, Live: true})
+		}
+		f.Begin("text/event-stream")
+		f.Write([]byte("all"))
+		synctest.Wait()
+		f.Unshareable()
+		c.want(turnedLead, 1, turnedLive, 3)
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); err != nil || string(got) != "all" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+	})
+}
+
+// TestShared goes to those who wait, and is stored nowhere.
+func TestShared(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 3, Ask{Key: k, MaxEntry: 10}) // too small for what comes, which is as good as Share
+		}
+		synctest.Wait()
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 1, turnedHit, 8)
+		synctest.Wait()
+		c.join(w.nodes[2], 2, Ask{Key: k})
+		synctest.Wait()
+		c.lead().Share(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 9)
+		for _, n := range w.nodes {
+			if n.shelf.has(k) {
+				t.Errorf("node %d stored it", n.index)
+			}
+		}
+	})
+}
+
+// TestTooLarge: a stream that nobody can be given any more.
+func TestTooLarge(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 1, Ask{Key: k, Live: true})
+			c.join(n, 1, Ask{Key: k})
+		}
+		synctest.Wait()
+		f.Begin("text/event-stream")
+		chunk := bytes.Repeat([]byte("x"), 1<<20)
+		for range 9 {
+			f.Write(chunk)
+		}
+		c.want(turnedLead, 1, turnedLive, 3, turnedPass, 3)
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); !errors.Is(err, ErrBroken) || len(got) > maxFlight {
+					t.Errorf("%d bytes, %v", len(got), err)
+				}
+			}
+		}
+		c.join(w.nodes[2], 2, Ask{Key: k, Live: true})
+		c.want(turnedLead, 1, turnedLive, 3, turnedPass, 5)
+		f.Store(answerFor(k)) // its answer is small enough
+		time.Sleep(time.Second)
+		c.join(w.nodes[2], 2, Ask{Key: k, Live: true})
+		c.want(turnedLead, 1, turnedLive, 3, turnedPass, 5, turnedHit, 2)
+	})
+}
+
+// TestLargeEntry crosses in pieces, and one that no store takes is not given to others.
+func TestLargeEntry(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		c.joinBody(w.nodes[0], k, 3<<20)
+		synctest.Wait()
+		f.Store(&Entry{Body: bytes.Repeat([]byte("x"), 3<<20), Life: Life{TTL: time.Hour}, Tags: []string{"a", "b"}})
+		c.wg.Wait()
+		c.join(w.nodes[1], 1, Ask{Key: fillKey("r")})
+		f = c.lead()
+		c.join(w.nodes[0], 1, Ask{Key: fillKey("r")})
+		synctest.Wait()
+		f.Store(&Entry{Body: make([]byte, maxEntry+1)})
+		c.want(turnedLead, 2, turnedPass, 1)
+	})
+}
+
+// joinBody has a request wait for a body of that size.
+func (c *crowd) joinBody(n *peerNode, k Key, size int) {
+	c.wg.Go(func() {
+		turn, err := n.Join(context.Background(), &Ask{Key: k})
+		if err != nil || turn.Kind != TurnHit || len(turn.Hit.Body) != size || len(turn.Hit.Tags) != 2 {
+			c.w.t.Errorf("%v, %v", turn.Kind, err)
+		}
+	})
+}
+
+// TestRefresh takes nothing that is stored, but what is on its way.
+func TestRefresh(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		c.lead().Store(answerFor(k))
+		synctest.Wait()
+		c.join(w.nodes[2], 2, Ask{Key: k, Refresh: true})
+		f := c.lead()
+		c.join(w.nodes[0], 2, Ask{Key: k, Refresh: true})
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		synctest.Wait()
+		if c.turns[TurnHit] != 1 {
+			t.Errorf("%v", c.turns)
+		}
+		f.Store(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 4)
+	})
+}
+
+// TestEarly never waits: one leads, the others have nothing to do, or get what another has refreshed.
+func TestEarly(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		c.lead().Store(answerFor(k))
+		time.Sleep(time.Minute)
+		early := Ask{Key: k, Early: true, Age: time.Minute}
+		c.join(w.nodes[1], 1, early)
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 2, early)
+		}
+		c.want(turnedLead, 2, turnedBusy, 6)
+		time.Sleep(time.Second)
+		f.Store(answerFor(k))
+		synctest.Wait()
+		early.Age += time.Second
+		c.join(w.nodes[2], 1, early) // the owner has a younger one
+		c.want(turnedLead, 2, turnedBusy, 6, turnedHit, 1)
+		if h, ok := w.nodes[2].Look(k); !ok || h.Age > 2*time.Second {
+			t.Errorf("node 2 has one of %v", h.Age)
+		}
+		c.join(w.nodes[2], 1, Ask{Key: k, Refresh: true})
+		f = c.lead()
+		c.join(w.nodes[2], 1, early)
+		c.want(turnedLead, 3, turnedBusy, 7, turnedHit, 1)
+		f.Abandon(true)
+	})
+}
+
+// TestStale goes with the lead: it is what to serve where the model fails.
+func TestStale(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		en := answerFor(k)
+		en.Life = Life{TTL: time.Minute, Stale: time.Minute, StaleIfError: time.Hour}
+		c.lead().Store(en)
+		time.Sleep(80 * time.Second)
+		c.join(w.nodes[0], 2, Ask{Key: k}) // one is to refresh it
+		c.want(turnedLead, 1, turnedHit, 2)
+		refresh := 0
+		for _, turn := range c.got {
+			if turn.Kind == TurnHit && !turn.Hit.Stale {
+				t.Error("it is not stale")
+			}
+			if turn.Hit.Refresh {
+				refresh++
+			}
+		}
+		if refresh != 1 {
+			t.Errorf("%d are to refresh it", refresh)
+		}
+		time.Sleep(time.Minute)
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		f := c.lead()
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		synctest.Wait()
+		for _, turn := range c.got[1:] {
+			if turn.Kind == TurnLead && (turn.Stale == nil || !turn.Stale.Stale || turn.Stale.Key != k) {
+				t.Error("a lead without what may be served")
+			}
+		}
+		f.Unshareable()
+		c.want(turnedLead, 2, turnedHit, 2, turnedPass, 1)
+	})
+}
+
+// TestOwnerOut: its successor stands in for it, then each node for itself.
+func TestOwnerOut(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w := newWorld(t, 5)
+		w.nodes[0].kill()
+		for i, want := range []int{1, 3} { // leads, as 1 and 2 are out, too, the second time
+			k := fillKey(fmt.Sprint(i))
+			c := newCrowd(w)
+			for _, n := range w.nodes[2:] {
+				c.join(n, 10, Ask{Key: k})
+			}
+			for range want {
+				f := c.lead()
+				time.Sleep(5 * time.Second)
+				go f.Store(answerFor(k))
+			}
+			c.want(turnedLead, want, turnedHit, 30-want)
+			w.nodes[1].kill()
+		}
+		if got := w.nodes[4].count("headgate_cache_lockless_total"); got == 0 {
+			t.Error("nothing is lockless")
+		}
+	})
+}
+
+// TestOwnerSilent: behind a cut there is no refusal, and it takes a second until the successor is asked.
+func TestOwnerSilent(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 4), fillKey("q")
+		w.net.Cut("n0", "n1", "n2", "n3")
+		c, start := newCrowd(w), time.Now()
+		for _, n := range w.nodes[1:] {
+			c.join(n, 10, Ask{Key: k})
+		}
+		f := c.lead()
+		if took := time.Since(start); took > 2*helloFor {
+			t.Errorf("it took %v", took)
+		}
+		synctest.Wait()
+		w.net.Heal()
+		time.Sleep(10 * time.Second)
+		f.Store(answerFor(k))
+		c.want(turnedLead, 1, turnedHit, 29)
+		time.Sleep(10 * time.Second)
+		if !w.nodes[0].shelf.has(k) {
+			t.Error("the owner did not get it when it was back")
+		}
+	})
+}
+
+// TestOwnerLeaves, in order, with a call under way elsewhere: its leader is known to the successor.
+func TestOwnerLeaves(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 4), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		f := c.lead()
+		c.join(w.nodes[3], 3, Ask{Key: k, Live: true})
+		synctest.Wait()
+		w.nodes[0].Exact.Close()
+		time.Sleep(5 * time.Second)
+		f.Begin("text/event-stream")
+		f.Write([]byte("all"))
+		synctest.Wait()
+		f.Store(answerFor(k))
+		for len(c.leads) > 0 {
+			(<-c.leads).Fill.Store(answerFor(k))
+		}
+		c.wg.Wait()
+		if c.turns[TurnLead] > 2 || len(c.got) != 4 {
+			t.Errorf("%v", c.turns)
+		}
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); err != nil || string(got) != "all" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+		time.Sleep(time.Second)
+		if !w.nodes[1].shelf.has(k) {
+			t.Error("the successor has not got it")
+		}
+	})
+}
+
+// TestViewChanges in the middle of a flight: at most one more call, and the new owner gets the answer.
+func TestViewChanges(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 4), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		one := c.lead()
+		c.join(w.nodes[2], 3, Ask{Key: k})
+		c.join(w.nodes[1], 3, Ask{Key: k})
+		synctest.Wait()
+		w.setRing(3)
+		c.join(w.nodes[1], 1, Ask{Key: k}) // goes on with those of its node
+		c.join(w.nodes[0], 3, Ask{Key: k})
+		c.join(w.nodes[3], 3, Ask{Key: k})
+		two := c.lead()
+		one.Store(answerFor(k))
+		synctest.Wait()
+		if !w.nodes[3].shelf.has(k) {
+			t.Error("the new owner has not got it")
+		}
+		two.Store(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 12)
+	})
+}
+
+// TestOwnersDisagree: two nodes that each take the other for the owner do not wait for each other.
+func TestOwnersDisagree(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		w.nodes[0].cfg.Ring = func(Key) []string { return []string{w.nodes[1].host.Address(fillPort), ""} }
+		w.nodes[1].cfg.Ring = func(Key) []string { return []string{w.nodes[0].host.Address(fillPort), ""} }
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 5, Ask{Key: k})
+		}
+		synctest.Wait()
+		c.lead().Store(answerFor(k))
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 8)
+	})
+}
+
+// TestCleared in the middle: who waits is answered, and nothing is stored on that node.
+func TestCleared(t *testing.T) {
+	for cleared := range 3 {
+		fillTest(t, func(t *testing.T) {
+			w, k := newWorld(t, 3), fillKey("q")
+			c := newCrowd(w)
+			c.join(w.nodes[1], 1, Ask{Key: k})
+			f := c.lead()
+			for _, n := range w.nodes {
+				c.join(n, 2, Ask{Key: k})
+			}
+			synctest.Wait()
+			w.nodes[cleared].Clear()
+			f.Store(answerFor(k))
+			c.want(turnedLead, 1, turnedHit, 6)
+			if cleared < 2 && w.nodes[cleared].shelf.has(k) { // node 2 only has copies
+				t.Errorf("node %d has it again", cleared)
+			}
+		})
+	}
+}
+
+// TestInvalidated: what was invalidated while it was filled is given to nobody; the next asks anew.
+func TestInvalidated(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		f := c.lead()
+		for _, n := range w.nodes {
+			c.join(n, 2, Ask{Key: k})
+		}
+		synctest.Wait()
+		w.invalidate("doc")
+		tagged := answerFor(k)
+		tagged.Tags = []string{"doc"}
+		f.Store(tagged)
+		c.lead().Store(tagged)
+		c.want(turnedLead, 2, turnedHit, 5)
+		w.invalidate("doc")
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		c.lead().Store(tagged)
+		c.want(turnedLead, 3, turnedHit, 5)
+	})
+}
+
+// TestDeafOwner has not heard of an invalidation that the others have: they do not take its word.
+func TestDeafOwner(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		tagged := answerFor(k)
+		tagged.Tags = []string{"doc"}
+		c.join(w.nodes[0], 1, Ask{Key: k})
+		c.lead().Store(tagged)
+		synctest.Wait()
+		w.nodes[0].deaf.Store(true)
+		w.invalidate("doc")
+		c.join(w.nodes[2], 4, Ask{Key: k})
+		c.lead().Store(tagged)
+		c.want(turnedLead, 2, turnedHit, 3)
+		synctest.Wait()
+		w.nodes[0].current.Store(false) // it knows that it is deaf
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		if _, ok := w.nodes[0].Look(k); ok {
+			t.Error("it serves what may have been invalidated")
+		}
+		c.lead().Store(tagged)
+		c.want(turnedLead, 3, turnedHit, 3)
+	})
+}
+
+// TestClosed: who waits passes, and so does who comes later; a fill can still be ended.
+func TestClosed(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[0], 3, Ask{Key: k})
+		f := c.lead()
+		client, leave := context.WithCancel(context.Background())
+		ctx, cancel := f.Context(client)
+		defer cancel()
+		synctest.Wait()
+		w.nodes[0].Exact.Close()
+		c.join(w.nodes[0], 2, Ask{Key: k})
+		c.want(turnedLead, 1, turnedPass, 4)
+		if ctx.Err() != nil {
+			t.Error("the leader's own client waits for it")
+		}
+		leave()
+		synctest.Wait()
+		if ctx.Err() == nil {
+			t.Error("nobody waits for it")
+		}
+		f.Store(answerFor(k))
+		w.nodes[0].Exact.Close()
+		if err := w.nodes[0].Run(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestMany: each owner is asked once, and what is put is there and here.
+func TestMany(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		order := func(k Key) []int { return []int{int(k[0]) % 4, int(k[0]+1) % 4} }
+		w.ring.Store(&order)
+		var keys []Key
+		var put []Entry
+		for i := range 200 {
+			k := fillKey(fmt.Sprint(i))
+			keys = append(keys, k)
+			en := answerFor(k)
+			en.Key, en.Stamp = k, 1
+			if i%2 == 0 {
+				put = append(put, *en)
+			}
+		}
+		tagged := *answerFor(keys[1])
+		tagged.Key, tagged.Tags = keys[1], []string{"doc"}
+		w.invalidate("doc")
+		w.nodes[0].PutMany(append(put, tagged))
+		time.Sleep(time.Second)
+		for _, n := range w.nodes[:3] {
+			for i, en := range n.GetMany(context.Background(), keys) {
+				if (en != nil) != (i%2 == 0) || en != nil && (en.Key != keys[i] || !bytes.Equal(en.Body, answerFor(keys[i]).Body)) {
+					t.Errorf("node %d, %d: %v", n.index, i, en)
+				}
+			}
+			if got := n.peers("get"); n.index > 0 && got != 3 {
+				t.Errorf("node %d asked %d times", n.index, got)
+			}
+		}
+		w.net.Cut("n3", "n0", "n1", "n2")
+		start := time.Now()
+		for i, en := range w.nodes[3].GetMany(context.Background(), keys) {
+			if (en != nil) != (i%2 == 0 && int(keys[i][0])%4 == 3) {
+				t.Errorf("%d: %v", i, en)
+			}
+		}
+		if took := time.Since(start); took > manyFor {
+			t.Errorf("it took %v", took)
+		}
+		w.nodes[3].PutMany(put)
+		time.Sleep(time.Minute)
+		if got := w.nodes[3].count("headgate_cache_unsent_total"); got == 0 {
+			t.Error("entries that did not arrive are not counted")
+		}
+	})
+}
+
+// peers counts calls of other nodes that came to their end.
+func (n *peerNode) peers(call string) (count uint64) {
+	families, _ := n.reg.Gather()
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "headgate_cache_peer_seconds" && m.GetLabel()[0].GetValue() == call {
+				count += m.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	return count
+}
+
+// TestBadPeers: what no node would say ends its link, and harms no other.
+func TestBadPeers(t *testing.T) {
+	k, other := fillKey("q"), fillKey("other")
+	ask := &pb.Up{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: k[:]}, Waits: true}
+	leads := &pb.Up{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: k[:], Leads: []uint64{7}}}
+	foreign, right := encodeEntry(answerFor(k), 0), encodeEntry(answerFor(k), 0)
+	foreign.Key, right.Key = other[:], k[:]
+	for name, ups := range map[string][]*pb.Up{
+		"no ask":            {{Kind: pb.Up_WANTS}},
+		"two asks":          {ask, ask},
+		"a short key":       {{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: []byte("short")}}},
+		"a negative time":   {{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: k[:], LeadFor: -1}}},
+		"many leads":        {{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: k[:], Leads: make([]uint64, 100)}}},
+		"unknown":           {ask, {Kind: 99}},
+		"more of nothing":   {ask, {Kind: pb.Up_MORE, Data: []byte("x")}},
+		"a huge body":       {ask, {Kind: pb.Up_STORE, Token: 7, Entry: right, Rest: 1 << 60}},
+		"an endless body":   {ask, {Kind: pb.Up_STORE, Token: 7, Entry: right, Rest: 3}, {Kind: pb.Up_MORE, Data: []byte("long")}},
+		"half a body":       {ask, {Kind: pb.Up_STORE, Token: 7, Entry: right, Rest: 3}, {Kind: pb.Up_BROKEN, Token: 7}},
+		"no entry":          {leads, {Kind: pb.Up_STORE, Token: 7}},
+		"a foreign entry":   {leads, {Kind: pb.Up_STORE, Token: 7, Entry: foreign}},
+		"no status":         {leads, {Kind: pb.Up_FAILED, Token: 7}},
+		"a long type":       {leads, {Kind: pb.Up_BEGIN, Token: 7, ContentType: make([]byte, 1<<16)}},
+		"a negative length": {leads, {Kind: pb.Up_STORE, Token: 7, Entry: &pb.Entry{Key: k[:], Ttl: -1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w := newWorld(t, 2)
+				c := newCrowd(w)
+				if ups[0] != leads {
+					c.join(w.nodes[0], 3, Ask{Key: k})
+					synctest.Wait()
+				}
+				conn, err := w.nodes[1].client(w.nodes[0].host.Address(fillPort))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				stream, err := pb.NewExactClient(conn).Join(ctx)
+				for _, u := range ups {
+					if err == nil {
+						err = stream.Send(u)
+					}
+				}
+				for err == nil {
+					_, err = stream.Recv()
+				}
+				if status.Code(err) != codes.InvalidArgument {
+					t.Errorf("it ended with %v", err)
+				}
+				if got := w.nodes[0].count("headgate_cache_malformed_total"); got != 1 {
+					t.Errorf("%v counted", got)
+				}
+				if ups[0] == leads {
+					c.join(w.nodes[0], 3, Ask{Key: k})
+				}
+				c.lead().Store(answerFor(k))
+				c.want(turnedLead, 1, turnedHit, 2)
+			})
+		})
+	}
+}
+
+// TestForgedLead: only who was given a lead can end it.
+func TestForgedLead(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[0], 3, Ask{Key: k})
+		f := c.lead()
+		conn, _ := w.nodes[1].client(w.nodes[0].host.Address(fillPort))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		stream, err := pb.NewExactClient(conn).Join(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		en := encodeEntry(answerFor(k), 0)
+		en.Key, en.Body = k[:], []byte("forged")
+		for _, u := range []*pb.Up{
+			{Kind: pb.Up_ASK, Ask: &pb.Ask{Key: k[:]}, Waits: true},
+			{Kind: pb.Up_BEGIN, Token: f.token},
+			{Kind: pb.Up_DATA, Token: f.token, Data: []byte("forged")},
+			{Kind: pb.Up_STORE, Token: f.token, Entry: en},
+			{Kind: pb.Up_FAILED, Token: f.token, Status: 500},
+		} {
+			if err := stream.Send(u); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		f.Store(answerFor(k))
+		c.want(turnedLead, 1, turnedHit, 2)
+	})
+}
+
+// TestBadCalls: the other calls refuse nonsense, too.
+func TestBadCalls(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		conn, _ := w.nodes[1].client(w.nodes[0].host.Address(fillPort))
+		client := pb.NewExactClient(conn)
+		for _, keys := range [][][]byte{{[]byte("short")}, make([][]byte, maxMany+1)} {
+			stream, err := client.Get(context.Background(), &pb.GetRequest{Keys: keys})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%v", err)
+			}
+		}
+		for _, p := range []*pb.Piece{{Data: []byte("more")}, {Entry: &pb.Entry{Key: []byte("short")}}, {Entry: encodeEntry(&Entry{Key: k}, 0), Rest: 1 << 40}} {
+			stream, err := client.Put(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = stream.Send(p)
+			if _, err = stream.CloseAndRecv(); status.Code(err) != codes.InvalidArgument {
+				t.Errorf("%v", err)
+			}
+		}
+	})
+}
+
+// TestConfig names what is missing.
+func TestConfig(t *testing.T) {
+	_, err := NewExact(Config{Store: &shelf{}})
+	if err == nil || !strings.Contains(err.Error(), "Ring") {
+		t.Error(err)
+	}
+	full := Config{
+		Store: &shelf{}, Ring: func(Key) []string { return nil }, Client: (*peerNode)(nil).client, Valid: func(*Entry) bool { return true },
+		Stamp: func() uint64 { return 0 }, Current: func() bool { return true }, Now: wallNow, Rand: rand.New(rand.NewPCG(1, 1)), MaxEntry: maxEntry + 1,
+	}
+	if _, err := NewExact(full); err == nil || !strings.Contains(err.Error(), "MaxEntry") {
+		t.Error(err)
+	}
 }

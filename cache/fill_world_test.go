@@ -173,7 +173,10 @@ func (w *world) newNode(index int) *peerNode {
 }
 
 func (n *peerNode) start() {
-	n.dead, n.reg = false, prometheus.NewRegistry()
+	n.mu.Lock()
+	n.dead = false
+	n.mu.Unlock()
+	n.reg = prometheus.NewRegistry()
 	n.current.Store(true)
 	n.shelf = &shelf{now: wallNow, valid: n.valid, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]bool{}}
 	e, err := NewExact(Config{
@@ -277,14 +280,15 @@ func (w *world) close() {
 
 // empty fails where anything is left.
 func (n *peerNode) empty() {
-	n.mu2(func() {
+	n.held(func() {
 		if len(n.branches) > 0 || n.waiting > 0 || len(n.referee.flights) > 0 || n.referee.sessions > 0 {
 			n.w.t.Errorf("node %d still has %d branches with %d waiting, %d flights with %d sessions", n.index, len(n.branches), n.waiting, len(n.referee.flights), n.referee.sessions)
 		}
 	})
 }
 
-func (n *peerNode) mu2(f func()) {
+// held runs f under the Exact's lock.
+func (n *peerNode) held(f func()) {
 	n.Exact.mu.Lock()
 	defer n.Exact.mu.Unlock()
 	f()

@@ -120,6 +120,7 @@ type conversation struct {
 	b      *branch
 	self   bool
 	s      asker
+	gen    uint64
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when nothing can be received any more
 
@@ -133,7 +134,7 @@ type conversation struct {
 func (e *Exact) converse(b *branch, address string) ending {
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
-	c := &conversation{e: e, b: b, self: address == "", cancel: cancel, ended: make(chan struct{})}
+	c := &conversation{e: e, b: b, self: address == "", gen: e.gen.Load(), cancel: cancel, ended: make(chan struct{})}
 	began := e.cfg.Now()
 	quiet := time.AfterFunc(helloFor, func() {
 		c.mu.Lock()
@@ -215,7 +216,7 @@ func (c *conversation) store(d *down) {
 	if d.kind != downHit || c.self || !d.keep || !e.cfg.Valid(d.hit.Entry) {
 		return
 	}
-	e.keep(func() { e.cfg.Store.PutCopy(d.hit) }, d.hit.Key, e.gen.Load())
+	e.keep(func() { e.cfg.Store.PutCopy(d.hit) }, d.hit.Key, c.gen)
 }
 
 // speak says what the branch has to say, until nobody is left there and the owner has heard all of it. closed: so it
