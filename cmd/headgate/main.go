@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string) int {
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(), initCommand(),
 		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
-		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), budgetsCommand(), usageCommand(), auditCommand(), contentCommand(),
+		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), cacheCommand(), budgetsCommand(), usageCommand(), auditCommand(), contentCommand(),
 		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
@@ -152,6 +152,7 @@ func exactly(n int) cobra.PositionalArgs {
 const (
 	devKeyVariable = "HEADGATE_DEV_KEY"
 	tokenVariable  = "HEADGATE_ADMIN_TOKEN"
+	apiKeyVariable = "HEADGATE_API_KEY" // of commands that are clients of the front door
 )
 
 // variable is that of a flag.

@@ -51,7 +51,7 @@ var ofKubernetes = regexp.MustCompile(`^HEADGATE(_[A-Z0-9_]+)?_(SERVICE_HOST|SER
 // unknownVariables are those of the environment that look like a flag of some command, and are none: a
 // slip, most often.
 func unknownVariables(root *cobra.Command, environ []string) (out []string) {
-	known := map[string]bool{devKeyVariable: true, tokenVariable: true}
+	known := map[string]bool{devKeyVariable: true, tokenVariable: true, apiKeyVariable: true}
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
 		c.Flags().VisitAll(func(f *pflag.Flag) { known[variable(f.Name)] = true })

@@ -38,7 +38,7 @@ func createTokenCommand() *cobra.Command {
 		Use: "create NAME", Short: "Make an admin token; its secret is printed once", Args: exactly(1),
 		Long: "Make an admin token that is good on every node. Its name stands in the audit log.\n\n" +
 			"  read     looks at everything but prompts and backups\n" +
-			"  operate  also kills and revives, sets the ladder and a node's override, revokes keys\n" +
+			"  operate  also kills and revives, sets the ladder and a node's override, revokes keys, ends kept answers\n" +
 			"  admin    also applies policies, makes keys and tokens, removes members, backs up and restores,\n" +
 			"           exports and erases content",
 		Example: "  headgate tokens create ops --role operate --expires 2027-01-01",
