@@ -191,8 +191,8 @@ func (a *Assembler) responseEvent(data []byte) {
 		return
 	}
 	status := unquote(m.get("status"))
-	if unquote(typ) != "response."+status || len(m.get("output")) == 0 || m.get("output")[0] != '[' {
-		a.fail("the response has no output, or another status than its event")
+	if status != "completed" && status != "incomplete" || len(m.get("output")) == 0 || m.get("output")[0] != '[' {
+		a.fail("the response has no output, or has not come to its end")
 		return
 	}
 	if a.hold(len(response)) {

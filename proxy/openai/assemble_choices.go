@@ -10,6 +10,7 @@ type chunks struct {
 	head    [headMembers]string // values of headNames; "" where none was seen
 	choices []*choice           // by index; nil where a later one came first
 	usage   []byte
+	metrics []byte // of vLLM's: how long things took, beside the usage
 }
 
 // headMembers is how many members every chunk of a stream repeats.
@@ -48,11 +49,9 @@ func (a *Assembler) chunk(data []byte) {
 		case "choices":
 			ok = a.list(w.value, "choices", a.choice)
 		case "usage":
-			if !isNull(w.value) {
-				a.step.other = true
-				ok = a.hold(len(w.value) - len(c.usage))
-				c.usage = append(c.usage[:0], w.value...)
-			}
+			ok = a.replace(&c.usage, w.value)
+		case "metrics":
+			ok = a.replace(&c.metrics, w.value)
 		case "obfuscation": // padding of random length
 		default:
 			ok = a.constant(w.name, w.value)
@@ -61,6 +60,19 @@ func (a *Assembler) chunk(data []byte) {
 	if w.bad {
 		a.fail("a chunk holds a name twice, or too many")
 	}
+}
+
+// replace takes a value that is said anew; null leaves what is known.
+func (a *Assembler) replace(into *[]byte, v []byte) bool {
+	if isNull(v) {
+		return true
+	}
+	a.step.other = true
+	if !a.hold(len(v) - len(*into)) {
+		return false
+	}
+	*into = append((*into)[:0], v...)
+	return true
 }
 
 // list calls f for each element of a list, null being an empty one, while f says so.
@@ -377,6 +389,9 @@ func (a *Assembler) appendAnswer(b []byte) []byte {
 	b = append(b, ']')
 	if c.usage != nil {
 		b = appendMember(append(b, ','), "usage", c.usage)
+	}
+	if c.metrics != nil {
+		b = appendMember(append(b, ','), "metrics", c.metrics)
 	}
 	return append(b, '}')
 }

@@ -80,6 +80,12 @@ func (a *Assembler) begin(v []byte) {
 	if !ok {
 		return
 	}
+	// vLLM leaves out what is always the same.
+	for _, f := range [...]member{literal("type", `"message"`), literal("role", `"assistant"`)} {
+		if !m.has(f.name) {
+			m = append(m, f)
+		}
+	}
 	if unquote(m.get("type")) != "message" || !m.has("id") || !m.has("model") || !m.has("content") || !saysNothing(m.get("content")) {
 		a.fail("message_start holds no empty message with an id and a model")
 		return

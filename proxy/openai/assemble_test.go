@@ -496,7 +496,8 @@ func TestAssembleMessage(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			same(t, "assembled", assembled(t, Message, []byte(anthropic(c.events...))), []byte(head+c.want+tail))
-			same(t, "with vLLM's end", assembled(t, Message, []byte(anthropic(c.events...)+done)), []byte(head+c.want+tail))
+			vllm := strings.Replace(anthropic(c.events...), `"type":"message","role":"assistant",`, "", 1) + done
+			same(t, "as vLLM begins and ends it", assembled(t, Message, []byte(vllm)), []byte(head+c.want+tail))
 		})
 	}
 	text := open(`{"type":"text","text":""}`)
@@ -545,6 +546,7 @@ func TestAssembleResponse(t *testing.T) {
 		"failed":              {created, strings.ReplaceAll(completed, "completed", "failed")},
 		"an error":            {created, `{"type":"error","message":"x"}`, completed},
 		"another status":      {created, strings.Replace(completed, `"status":"completed"`, `"status":"failed"`, 1)},
+		"no status":           {created, strings.Replace(completed, `"status":"completed",`, ``, 1)},
 		"no output":           {created, strings.Replace(completed, `"output"`, `"out"`, 1)},
 		"a foreign event":     {created, `{"type":"message_stop"}`, completed},
 		"something behind it": {completed, created},

@@ -6,6 +6,8 @@
 //     makes the few changes that the gateway needs.
 //   - [Stream] reads server-sent events, [Scanner] a whole JSON answer, as they pass.
 //   - [ParseUsage] gives every usage shape one meaning.
+//   - [Assembler] makes one JSON answer of a stream, [Replay] a stream of one, and [Inspect]
+//     says what an answer is: whole, cut off, refused, a call of tools.
 //   - [SplitInputs], [SplitEmbeddings] and [JoinEmbeddings] take embeddings apart, one an input.
 //
 // # How a body is read
@@ -48,14 +50,25 @@
 //   - Usage is the last one seen, never a sum. Input counts cached tokens once:
 //     OpenAI's figure has them in it, Anthropic's has not. A figure that is negative,
 //     fractional, no number or above 2^40 makes its report unknown.
+//   - What is assembled says what the stream said, to the last member, and what is replayed
+//     what the answer says; a member that is not known, a name twice, an order that makes
+//     no sense is refused, not guessed. Left out are null and empty members only, what is
+//     the same for every answer (padding, pings) and what its server, too, leaves out of a
+//     stream whose request did not ask for the usage (its fingerprint and timings).
+//   - A replay's texts are cut otherwise than they were, logprobs excepted, and choices
+//     follow each other; client libraries see no other difference.
 //   - Time is linear and memory bounded: nesting by maxDepth, names by maxNames, frames
-//     by MaxFrame, what a Scanner keeps by maxCapture, a form's fields by maxFields.
+//     by MaxFrame, what a Scanner keeps by maxCapture, a form's fields by maxFields,
+//     what an Assembler keeps by its caller.
 //
 // # What is left out
 //
 //   - Tokenizing. InputBytes and InputTokens are for an estimate made elsewhere.
 //   - Decompression and character sets: bodies are identity-coded UTF-8 here.
 //   - Whether a request makes sense: unknown fields, roles and models pass.
+//   - Answers with tools that the server runs, with sound, with tokens as numbers or with
+//     what filters found: neither assembled nor replayed. Nor is the usage replayed on every
+//     chunk, which nobody remembers.
 //   - Forms in the full width of RFC 7578: no preamble, encoded names, transfer
 //     encodings or fields of ours that occur twice.
 //   - Names with escapes in what an upstream sends. No server writes its own field names

@@ -20,7 +20,9 @@ type ReplayOptions struct {
 // cannot be told in a stream, or is not known, is an error, and no stream.
 //
 // Servers differ in what they say around an answer. Whose answer it is shows by its members: vLLM
-// has a stop_reason in every choice, others have null for the usage in every chunk but the last.
+// has a stop_reason in every choice, and says its fingerprint and timings beside the usage only, so
+// that who does not ask for that does not see them; others say null for the usage in every chunk
+// but the last.
 func Replay(kind Kind, body []byte, o ReplayOptions) (sse []byte, err error) {
 	if body, err = oneLine(body); err != nil {
 		return nil, fmt.Errorf("replay: %w", err)

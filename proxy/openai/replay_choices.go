@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -36,7 +37,7 @@ func replayChoices(b []byte, kind Kind, body []byte, o ReplayOptions) ([]byte, e
 	}
 	for _, m := range top {
 		switch m.name {
-		case "id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint":
+		case "id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint", "metrics":
 		default:
 			if err := unknownMember("the answer", m.name, m.value); err != nil {
 				return nil, err
@@ -72,8 +73,13 @@ func replayChoices(b []byte, kind Kind, body []byte, o ReplayOptions) ([]byte, e
 		w.choice(i, &choices[i])
 	}
 	if o.IncludeUsage {
-		w.b = append(append(w.b, w.head...), `],"usage":`...)
-		w.b = append(append(w.b, usage...), "}\n\n"...)
+		w.b = appendMember(append(append(w.b, w.head...), `],`...), "usage", usage)
+		for _, name := range w.late {
+			if v := top.get(name); v != nil && !isNull(v) {
+				w.b = appendMember(append(w.b, ','), name, v)
+			}
+		}
+		w.b = append(w.b, "}\n\n"...)
 	}
 	return append(w.b, "data: [DONE]\n\n"...), nil
 }
@@ -212,17 +218,21 @@ func (t *calling) body(v []byte, argument string) error {
 type chunkWriter struct {
 	b          []byte
 	kind       Kind
-	head, tail []byte // what stands before and behind a choice
+	head, tail []byte   // what stands before and behind a choice
+	late       []string // members of the top that come with the usage, and only with it
 }
 
 func newChunkWriter(b []byte, kind Kind, top members, vllm bool) *chunkWriter {
-	w := &chunkWriter{b: b, kind: kind, head: []byte("data: {")}
+	w := &chunkWriter{b: b, kind: kind, head: []byte("data: {"), late: []string{"metrics"}}
+	if vllm {
+		w.late = []string{"service_tier", "system_fingerprint", "metrics"}
+	}
 	for _, name := range headNames() {
 		v := top.get(name)
 		if name == "object" && kind == Chat {
 			v = []byte(`"chat.completion.chunk"`)
 		}
-		if v == nil || vllm && isNull(v) { // vLLM's streams say nothing of these
+		if v == nil || slices.Contains(w.late, name) {
 			continue
 		}
 		w.head = append(appendMember(w.head, name, v), ',')

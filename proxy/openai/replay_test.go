@@ -417,8 +417,11 @@ func spokenBody(t *rapid.T) []byte {
 		choices = append(choices, choice+"}")
 	}
 	head := `"id":"chatcmpl-1","object":"chat.completion","created":1795993324,"model":"m"`
-	if server == "openai" {
+	switch server {
+	case "openai":
 		head += `,"service_tier":"default","system_fingerprint":"fp_1"`
+	case "vllm":
+		head += oneOf(t, "fingerprint", ``, `,"service_tier":null,"system_fingerprint":null,"metrics":null`, `,"system_fingerprint":"vllm-1","metrics":{"queued":0.5}`)
 	}
 	return []byte(`{` + head + `,"choices":[` + strings.Join(choices, ",") + `],"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}}`)
 }
