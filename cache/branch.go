@@ -273,9 +273,9 @@ func (b *branch) receive(d *down, self bool) {
 	case downHit:
 		b.hit(d, self)
 	case downFailed:
-		b.finish(Turn{Kind: TurnFailed, Failed: d.failure, Stale: b.e.staleOf(b.id.key, d.hit)})
+		b.finish(Turn{Kind: TurnFailed, Failed: d.failure, Stale: staleOf(d)})
 	case downPass:
-		b.finish(Turn{Kind: TurnPass, Stale: b.e.staleOf(b.id.key, d.hit)})
+		b.finish(Turn{Kind: TurnPass, Stale: staleOf(d)})
 	case downBusy:
 		b.finish(Turn{Kind: TurnBusy})
 	case downAgain:
@@ -300,7 +300,7 @@ func (b *branch) lead(d *down) {
 		f.maxEntry = min(f.maxEntry, w.ask.MaxEntry)
 	}
 	b.fills = append(b.fills, f)
-	b.answer(w, Turn{Kind: TurnLead, Fill: f, Stale: e.staleOf(b.id.key, d.hit)})
+	b.answer(w, Turn{Kind: TurnLead, Fill: f, Stale: staleOf(d)})
 	b.sayWants() // the owner takes it that nobody waits until it hears of it
 }
 
@@ -346,19 +346,13 @@ func (b *branch) hit(d *down, self bool) {
 	b.finish(Turn{Kind: TurnHit, Hit: h})
 }
 
-// staleOf is what may be served where the model fails: what the owner said, or what is here.
-func (e *Exact) staleOf(k Key, said Hit) *Hit {
-	if !e.cfg.Current() {
+// staleOf is what the owner said that may be served where the model fails.
+func staleOf(d *down) *Hit {
+	if d.hit.Entry == nil {
 		return nil
 	}
-	if said.Entry != nil && e.cfg.Valid(said.Entry) {
-		said.Stale, said.Refresh, said.Tier = true, false, Owner
-		return &said
-	}
-	h, ok := e.cfg.Store.Stale(k, e.cfg.Now())
-	if !ok {
-		return nil
-	}
+	h := d.hit
+	h.Stale, h.Refresh, h.Tier = true, false, Owner
 	return &h
 }
 
@@ -385,7 +379,7 @@ func (f *Fill) write(p []byte) {
 	f.large, f.others = true, false
 	f.endTape(ErrBroken, nil)
 	f.b.say(&up{kind: upUnshareable, token: f.token, cut: true})
-	f.b.finish(Turn{Kind: TurnPass, Stale: f.e.staleOf(f.b.id.key, Hit{})})
+	f.b.finish(Turn{Kind: TurnPass})
 }
 
 func (f *Fill) endTape(err error, entry *Entry) {
@@ -415,7 +409,7 @@ func (f *Fill) conclude(u *up, err error) {
 		b.finish(Turn{Kind: TurnHit, Hit: Hit{Entry: u.entry, Tier: Live}})
 	case upUnshareable:
 		b.ended = append(b.ended, u)
-		b.finish(Turn{Kind: TurnPass, Stale: f.e.staleOf(b.id.key, Hit{})})
+		b.finish(Turn{Kind: TurnPass})
 	}
 	if !u.late {
 		b.say(u)

@@ -123,13 +123,7 @@ func NewExact(cfg Config) (*Exact, error) {
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.referee = referee{
 		flights: map[Key]*flight{}, passes: map[Key]int64{}, gen: e.gen.Load,
-		token: func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
-		stale: func(k Key) (Hit, bool) {
-			if !cfg.Current() {
-				return Hit{}, false
-			}
-			return cfg.Store.Stale(k, cfg.Now())
-		},
+		token:  func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
 		handed: func(reason string) { e.met.handovers.WithLabelValues(reason).Inc() },
 	}
 	var err error
@@ -234,7 +228,8 @@ type Turn struct {
 	Fill   *Fill
 	Live   *Reader
 	Failed Failure
-	// Stale may be there with TurnLead, TurnFailed and TurnPass: what may be served where the model fails.
+	// Stale may be there with TurnLead, TurnFailed and TurnPass: what may be served where the model fails, here or
+	// at the owner.
 	Stale *Hit
 }
 
@@ -280,16 +275,38 @@ func (e *Exact) Join(ctx context.Context, ask *Ask) (Turn, error) {
 	e.mu.Unlock()
 	select {
 	case t := <-w.turn:
-		return t, nil
+		return e.complete(ask, t), nil
 	case <-ctx.Done():
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if w.at != nil {
+	left := w.at != nil
+	if left {
 		w.b.leave(w)
+	}
+	e.mu.Unlock()
+	if left {
 		return Turn{}, ctx.Err()
 	}
-	return <-w.turn, nil // it was answered meanwhile: a lead must not get lost
+	return e.complete(ask, <-w.turn), nil // it was answered meanwhile: a lead must not get lost
+}
+
+// complete adds what may be served where the model fails.
+func (e *Exact) complete(ask *Ask, t Turn) Turn {
+	if ask.Early && (t.Kind == TurnPass || t.Kind == TurnFailed) {
+		return Turn{Kind: TurnBusy}
+	}
+	if t.Kind == TurnHit || t.Kind == TurnLive || !e.cfg.Current() {
+		return t
+	}
+	if t.Stale != nil && !e.cfg.Valid(t.Stale.Entry) {
+		t.Stale = nil
+	}
+	if t.Stale == nil {
+		if h, ok := e.cfg.Store.Stale(ask.Key, e.cfg.Now()); ok {
+			t.Stale = &h
+		}
+	}
+	return t
 }
 
 // lookAgain finds what a flight that has ended since the first look left; e.mu is held.
@@ -345,10 +362,14 @@ func (f *Fill) Write(p []byte) {
 	if len(p) == 0 {
 		return
 	}
-	p = append([]byte(nil), p...)
+	first, rest := cut(append([]byte(nil), p...))
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()
-	if !f.ended.Load() {
+	if f.ended.Load() {
+		return
+	}
+	f.write(first)
+	for _, p := range rest {
 		f.write(p)
 	}
 }
@@ -377,11 +398,7 @@ func (f *Fill) whole(kind upKind, en *Entry) {
 	case size > f.maxEntry:
 		kind = upShare
 	}
-	if !e.cfg.Valid(&filled) {
-		f.last(&up{kind: upAbandon, counts: true}, io.EOF)
-		return
-	}
-	if kind == upStore { // before the flight ends, so that nobody finds neither
+	if kind == upStore && e.cfg.Valid(&filled) { // before the flight ends, so that nobody finds neither
 		e.keep(func() { e.cfg.Store.Put(&filled) }, filled.Key, f.gen)
 	}
 	f.last(&up{kind: kind, entry: &filled}, io.EOF)
@@ -394,6 +411,9 @@ func (f *Fill) last(u *up, tape error) {
 	}
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()
+	if u.entry != nil && !f.e.cfg.Valid(u.entry) { // since it was stored: who joined after that must not get it
+		u = &up{kind: upAbandon, counts: true}
+	}
 	f.conclude(u, tape)
 }
 

@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -362,32 +361,10 @@ func (s *sim) invariants() {
 				s.t.Errorf("%d wait, %d are counted", waiting, n.waiting)
 			}
 			for k, f := range n.referee.flights {
-				s.flight(k, f)
+				if wrong := f.wrong(k); wrong != "" {
+					s.t.Error(wrong)
+				}
 			}
 		})
-	}
-}
-
-// flight: one lead at most has the lock, and where somebody waits one does.
-func (s *sim) flight(k Key, f *flight) {
-	switch {
-	case f.over, f.key != k:
-		s.t.Error("a flight that is over is in the map")
-	case f.lock != nil && !slices.Contains(f.leads, f.lock):
-		s.t.Error("the lock is held by a lead that has ended")
-	case f.lock == nil && len(f.queue) > 0:
-		s.t.Error("somebody waits and nobody leads")
-	case f.live != nil && (f.live.tape == nil || !slices.Contains(f.leads, f.live)):
-		s.t.Error("a stream without a lead is followed")
-	}
-	for _, q := range f.queue {
-		if !q.queued || !q.waits || q.flight != f || !slices.Contains(f.sessions, q) {
-			s.t.Error("a session in the queue does not wait")
-		}
-	}
-	for _, l := range f.leads {
-		if l.by.flight != f || !slices.Contains(f.sessions, l.by) {
-			s.t.Error("a lead of nobody")
-		}
 	}
 }

@@ -36,7 +36,6 @@ type referee struct {
 	sessions int
 	gen      func() uint64 // it rises when the store is cleared: what was begun before is not stored
 	token    func() uint64 // unique in the cluster, not 0
-	stale    func(Key) (Hit, bool)
 	handed   func(reason string)
 }
 
@@ -232,11 +231,7 @@ func (r *referee) give(f *flight, s *session, now int64) {
 	f.given++
 	f.lock = &lead{token: r.token(), gen: r.gen(), by: s, since: now, for_: int64(s.ask.leadFor)}
 	f.leads = append(f.leads, f.lock)
-	d := &down{kind: downLead, token: f.lock.token}
-	if h, ok := r.stale(f.key); ok {
-		d.hit = h
-	}
-	s.say(d)
+	s.say(&down{kind: downLead, token: f.lock.token})
 }
 
 // slow lets the next of the queue try too, where the one that leads has published nothing for long.
@@ -362,9 +357,6 @@ func (r *referee) failed(l *lead, counts bool, x Failure, reason string, now int
 		d := &down{kind: downPass}
 		if x.Status != 0 {
 			d = &down{kind: downFailed, failure: x}
-		}
-		if h, ok := r.stale(f.key); ok {
-			d.hit = h
 		}
 		r.answer(f, d)
 	}

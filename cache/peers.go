@@ -229,6 +229,9 @@ func (c *conversation) speak(ctx context.Context) (closed bool) {
 		out := c.b.out
 		c.b.out = nil
 		done := c.b.done()
+		if done {
+			c.b.retire()
+		}
 		c.e.mu.Unlock()
 		if !closed && len(out) > 0 && c.s.send(out) != nil {
 			return false

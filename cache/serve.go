@@ -72,6 +72,9 @@ type serving struct {
 
 // serve answers one branch of another node, or of this one (self), until it has heard all, or is lost.
 func (e *Exact) serve(ctx context.Context, a answerer, self bool) error {
+	if e.ctx.Err() != nil {
+		return errClosed()
+	}
 	v := &serving{e: e, a: a, s: newSession(self), ended: make(chan struct{})}
 	quiet := func() {}
 	if !self {
@@ -91,6 +94,8 @@ func (e *Exact) serve(ctx context.Context, a answerer, self bool) error {
 	}
 	return v.err
 }
+
+func errClosed() error { return status.Error(codes.Unavailable, "this node's cache is closed") }
 
 // end takes the session out of its flight: what it leads goes to the next.
 func (v *serving) end(err error) {
@@ -147,7 +152,7 @@ func (v *serving) speak(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-v.e.ctx.Done():
-			return status.Error(codes.Unavailable, "this node's cache is closed")
+			return errClosed()
 		case <-v.s.poke:
 		case <-beat.C:
 			tick = true
@@ -158,8 +163,26 @@ func (v *serving) speak(ctx context.Context) error {
 		}
 		out, v.s.out = v.s.out, nil
 		v.e.mu.Unlock()
+		v.addStale(out)
 		if tick && !v.s.self && len(out) == 0 {
 			out = []*down{{kind: downBeat}}
+		}
+	}
+}
+
+// addStale adds what the node may serve where the model fails, unless it has the same store.
+func (v *serving) addStale(out []*down) {
+	if v.s.self || !v.e.cfg.Current() {
+		return
+	}
+	for i, d := range out {
+		if d.kind != downLead && d.kind != downFailed && d.kind != downPass {
+			continue
+		}
+		if h, ok := v.e.cfg.Store.Stale(v.s.ask.key, v.e.cfg.Now()); ok {
+			with := *d // others may get d, too
+			with.hit = h
+			out[i] = &with
 		}
 	}
 }

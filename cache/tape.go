@@ -2,6 +2,7 @@ package cache
 
 import (
 	"io"
+	"slices"
 	"sync"
 )
 
@@ -69,14 +70,7 @@ func (t *tape) from(i int) (chunk []byte, err error, more <-chan struct{}) { //n
 func (t *tape) all() [][]byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.chunks[:len(t.chunks):len(t.chunks)]
-}
-
-// open says whether more may come.
-func (t *tape) open() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.err == nil
+	return slices.Clip(t.chunks)
 }
 
 // whole is what a whole tape came to.
