@@ -70,7 +70,7 @@ func (a *Assembler) Event(data []byte) {
 		if chunked := a.kind == Chat || a.kind == Completion; chunked == a.done {
 			a.fail("the stream ends twice, or before its last event")
 		}
-		a.done = true // vLLM ends streams of Anthropic's with it, too
+		a.done, a.like = true, wording{} // vLLM ends streams of Anthropic's with it, too
 		return
 	}
 	a.step = step{}

@@ -47,14 +47,14 @@ func Replay(kind Kind, body []byte, o ReplayOptions) (sse []byte, err error) {
 // oneLine checks that body is JSON and gives it without line breaks, which would end an event.
 func oneLine(body []byte) ([]byte, error) {
 	duplicates := jsontext.AllowDuplicateNames(true) // where it matters, walk finds them
-	if bytes.IndexByte(body, '\n') < 0 && bytes.IndexByte(body, '\r') < 0 {
-		if jsontext.Value(body).IsValid(duplicates) {
-			return bytes.TrimSpace(body), nil
-		}
+	if !jsontext.Value(body).IsValid(duplicates) {
 		return nil, errNotJSON
 	}
+	if bytes.IndexByte(body, '\n') < 0 && bytes.IndexByte(body, '\r') < 0 {
+		return bytes.TrimSpace(body), nil
+	}
 	v := jsontext.Value(bytes.Clone(body))
-	if v.Compact(duplicates) != nil {
+	if v.Compact() != nil { // it leaves numbers and strings as they are written
 		return nil, errNotJSON
 	}
 	return v, nil

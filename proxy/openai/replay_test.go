@@ -283,6 +283,9 @@ func TestReplayRefuses(t *testing.T) {
 	}{
 		{"nothing", Chat, ``, ReplayOptions{}},
 		{"no object", Chat, `[]`, ReplayOptions{}},
+		{"bytes that are not UTF-8", Chat, strings.Replace(chat("", ""), `"a"`, "\"\xff\"", 1), ReplayOptions{}},
+		{"bytes that are not UTF-8, over lines", Chat, "\n" + strings.Replace(chat("", ""), `"a"`, "\"\xff\"", 1), ReplayOptions{}},
+		{"half a pair", Chat, "\n" + strings.Replace(chat("", ""), `"a"`, `"\ud83d"`, 1), ReplayOptions{}},
 		{"cut short", Chat, strings.TrimSuffix(chat("", ""), "}"), ReplayOptions{}},
 		{"an error", Chat, `{"error":{"message":"x"}}`, ReplayOptions{}},
 		{"another kind", Completion, chat("", ""), ReplayOptions{}},
@@ -491,6 +494,13 @@ func TestReplayRoundTrip(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				body := c.body(rt)
+				if rapid.Bool().Draw(rt, "pretty") {
+					var b bytes.Buffer
+					if err := json.Indent(&b, body, "", "\t"); err != nil {
+						rt.Fatal(err)
+					}
+					body = append(b.Bytes(), "\r\n"...)
+				}
 				sse, err := Replay(c.kind, body, usageOf(c.kind))
 				if err != nil {
 					rt.Fatalf("%v\n%s", err, body)
