@@ -116,6 +116,8 @@ func TestCanonRefuses(t *testing.T) {
 		{"\"a\nb\"", "control character", 2},
 		{"\"abcdefgh\x00b\"", "control character", 9},
 		{"\"\xff\"", "not UTF-8", 0},
+		{"\"\xff" + `\nand then ASCII only"`, "not UTF-8", 0},
+		{`"\ude00\ude00"`, "stands for no character", 1},
 		{"\"\xed\xa0\x80\"", "not UTF-8", 0},
 		{"{\"\xc0\x80\":1}", "not UTF-8", 1},
 		{`{"a":1,"a":1}`, "twice", 0},
@@ -150,6 +152,9 @@ func TestCanonIndependent(t *testing.T) {
 		one, other := tree.render(nil, rng), tree.render(nil, rng)
 		if err := d.parse(one); err != nil {
 			t.Fatalf("%s: %v", one, err)
+		}
+		if len(d.order) > len(d.tokens) {
+			t.Fatalf("%d names of %d tokens: some are left over", len(d.order), len(d.tokens))
 		}
 		form := d.appendValue(nil, 0, nil)
 		if again, err := canonOf(other); err != nil || !bytes.Equal(form, again) {

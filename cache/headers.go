@@ -5,14 +5,14 @@ import "bytes"
 // CountsHeader says whether a request header may change the answer and so belongs to
 // Context.Header: any does that is not known not to. The case of the name does not matter.
 func CountsHeader(name string) bool {
-	var buf [64]byte // longer than any name in the list
+	var buf [64]byte // longer than any name below, so that what is cut is none of them
 	lower := buf[:copy(buf[:], name)]
 	for i, c := range lower {
 		if 'A' <= c && c <= 'Z' {
 			lower[i] = c + 'a' - 'A'
 		}
 	}
-	return !headerPrefixed(lower) && (len(name) > len(buf) || !headerNamed(lower))
+	return !headerNamed(lower) && !headerPrefixed(lower)
 }
 
 // headerNamed holds the names that do not count.

@@ -53,6 +53,11 @@ func (c *Context) Key() (Key, error) {
 	}
 	s := keyPool.Get().(*keyScratch)
 	defer s.free()
+	return s.key(c, plan)
+}
+
+// key does what Context.Key does.
+func (s *keyScratch) key(c *Context, plan []keyField) (Key, error) {
 	if err := s.load(c); err != nil {
 		return Key{}, err
 	}
@@ -130,9 +135,9 @@ func keySupports(t reflect.Type) error {
 	case reflect.Slice, reflect.Array:
 		return keySupports(t.Elem())
 	case reflect.Struct:
-		for i := range t.NumField() {
-			if err := keySupports(t.Field(i).Type); err != nil {
-				return fmt.Errorf("%s: %w", t.Field(i).Name, err)
+		for f := range t.Fields() {
+			if err := keySupports(f.Type); err != nil {
+				return fmt.Errorf("%s: %w", f.Name, err)
 			}
 		}
 		return nil

@@ -196,12 +196,13 @@ func TestKeyKinds(t *testing.T) {
 	if want := 1 + 8 + 4; len(images) != want {
 		t.Errorf("%d images of %d values", len(images), want)
 	}
-	for _, bad := range []any{
-		struct{ P *int }{}, struct{ M map[string]int }{}, struct{ E error }{}, struct{ F func() }{},
-		struct{ C chan int }{}, struct{ L []*int }{}, struct{ S struct{ I any } }{}, struct{ Z complex64 }{},
+	for _, kind := range []reflect.Type{
+		reflect.TypeFor[*int](), reflect.TypeFor[map[string]int](), reflect.TypeFor[error](), reflect.TypeFor[func()](),
+		reflect.TypeFor[chan int](), reflect.TypeFor[[]*int](), reflect.TypeFor[struct{ I any }](), reflect.TypeFor[complex64](),
 	} {
-		if _, err := keyPlanOf(reflect.TypeOf(bad), plain); err == nil {
-			t.Errorf("%T has a plan", bad)
+		bad := reflect.StructOf([]reflect.StructField{{Name: "F", Type: kind}})
+		if _, err := keyPlanOf(bad, plain); err == nil || !strings.Contains(err.Error(), "field F of") {
+			t.Errorf("%s has a plan: %v", bad, err)
 		}
 	}
 	for role, bad := range map[keyRole]any{keySet: struct{ L []int }{}, keyBody: struct{ S string }{}} {
@@ -211,34 +212,57 @@ func TestKeyKinds(t *testing.T) {
 	}
 }
 
-// No two contexts of strings that are drawn from a few letters and delimiters share a key:
-// what ends one field cannot begin the next.
+// What ends one field cannot begin the next, also where people send what stands between
+// fields: no two ways to lay strings over the fields share a key.
 func TestKeyBounds(t *testing.T) {
+	fields := reflect.TypeFor[Context]()
+	pieces := []string{"a", "\x00", "\x01", "\x02", "s", "S", "l"}
+	var texts []int // fields that take any string
+	for i := range fields.NumField() {
+		f := fields.Field(i)
+		pieces = append(pieces, string(keyAppendString(nil, f.Name))+"s", f.Name)
+		if f.Type.Kind() == reflect.String && f.Name != "Normalize" {
+			texts = append(texts, i)
+		}
+	}
+	text := rapid.Custom(func(t *rapid.T) string {
+		return strings.Join(rapid.SliceOfN(rapid.SampledFrom(pieces), 0, 2).Draw(t, "pieces"), "")
+	})
 	rapid.Check(t, func(t *rapid.T) {
-		draw := func(label string) *Context {
-			text := rapid.StringOfN(rapid.RuneFrom([]rune{'a', '\x01', '\x00', 's', ':', '"'}), 0, 3, -1)
+		values := rapid.SliceOfN(text, len(texts), len(texts)).Draw(t, "values")
+		lists := rapid.SliceOfN(text, 0, 4).Draw(t, "list")
+		lay := func(label string) *Context {
 			c := &Context{Body: []byte("{}")}
-			v := reflect.ValueOf(c).Elem()
-			for i := range v.NumField() {
-				switch f := v.Field(i); {
-				case v.Type().Field(i).Name == "Normalize":
-				case f.Kind() == reflect.String && rapid.Bool().Draw(t, label):
-					f.SetString(text.Draw(t, label))
-				case f.Type() == reflect.TypeFor[[]string]():
-					f.Set(reflect.ValueOf(rapid.SliceOfN(text, 0, 3).Draw(t, label)))
-				}
+			for i, value := range rapid.Permutation(values).Draw(t, label) {
+				reflect.ValueOf(c).Elem().Field(texts[i]).SetString(value)
 			}
+			n := rapid.IntRange(0, len(lists)).Draw(t, label)
+			c.Backends, c.Header = slices.Sorted(slices.Values(lists[:n])), slices.Sorted(slices.Values(lists[n:]))
 			return c
 		}
-		a, b := draw("a"), draw("b")
-		for _, c := range []*Context{a, b} {
-			slices.Sort(c.Backends)
-			slices.Sort(c.Header)
-		}
+		a, b := lay("a"), lay("b")
 		if same := keyOf(t, a) == keyOf(t, b); same != reflect.DeepEqual(a, b) {
 			t.Fatalf("same %v: %+v, %+v", same, a, b)
 		}
 	})
+	// One after the other, x and x-field-x read as x-field-x and x, had they no lengths.
+	for _, i := range texts[1:] {
+		if !slices.Contains(texts, i-1) {
+			continue
+		}
+		for _, x := range []string{"", "a"} {
+			a, b := &Context{Body: []byte("{}")}, &Context{Body: []byte("{}")}
+			long := x + string(keyAppendString(nil, fields.Field(i).Name)) + "s" + x
+			for n, c := range []*Context{a, b} {
+				v := reflect.ValueOf(c).Elem()
+				v.Field(i - n).SetString(x)
+				v.Field(i - 1 + n).SetString(long)
+			}
+			if keyOf(t, a) == keyOf(t, b) {
+				t.Errorf("%+v and %+v have one key", a, b)
+			}
+		}
+	}
 }
 
 // Bad input and what may not matter, by name.
@@ -269,6 +293,9 @@ func TestKeyTable(t *testing.T) {
 		{"compatible characters", chat(`,"x":"ﬁ"`), chat(`,"x":"fi"`), false},
 		{"escaped or not", chat(`,"x":"é/"`), chat(`,"x":"\u00E9\/"`), true},
 		{"stream", chat(`,"stream":true,"stream_options":{"include_usage":true}`), chat(`,"stream":false`), true},
+		{"stream alone", keyContext(`{"stream":true}`), keyContext(`{}`), true},
+		{"what does not count, in any order", keyContext(`{"user":"u","a":1,"model":"m"}`), keyContext(`{"metadata":{},"b":1,"a":1}`), false},
+		{"members before and after those that count", keyContext(`{"user":"u","p":1,"metadata":"m"}`), keyContext(`{"p":1}`), true},
 		{"stream, escaped", chat(`,"str\u0065am":true`), chat(""), true},
 		{"stream, not of the body", chat(`,"x":{"stream":true}`), chat(`,"x":{}`), false},
 		{"Stream, in another case", chat(`,"Stream":true`), chat(""), false},
@@ -483,9 +510,37 @@ func TestKeyKeepsContext(t *testing.T) {
 }
 
 func TestKeyAllocs(t *testing.T) {
-	c := keyContext(keyBench(1 << 10))
-	if n := testing.AllocsPerRun(200, func() { keyOf(t, c) }); n > 1 {
-		t.Errorf("%v allocations a key, want at most 1", n)
+	plan, err := keyPlan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, normalize := range []string{NormalizeNone, NormalizeFold} {
+		c, s := keyContext(keyBench(1<<10)), new(keyScratch) // not from the pool, which the race detector empties
+		c.Normalize = normalize
+		n := testing.AllocsPerRun(200, func() {
+			if _, err := s.key(c, plan); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if n > 0 {
+			t.Errorf("%v allocations a key, want none; normalize %s", n, normalize)
+		}
+	}
+}
+
+// The scratch memory keeps nothing alive of what it was used for.
+func TestKeyFree(t *testing.T) {
+	plan, err := keyPlan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := new(keyScratch)
+	if _, err := s.key(keyContext(keyChat), plan); err != nil {
+		t.Fatal(err)
+	}
+	s.free()
+	if s.doc.src != nil || slices.ContainsFunc(s.set[:cap(s.set)], func(e string) bool { return e != "" }) {
+		t.Errorf("kept: %q, %q", s.doc.src, s.set)
 	}
 }
 
