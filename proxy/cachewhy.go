@@ -26,11 +26,10 @@ type CacheVerdict struct {
 	Model   string       // the one that would answer first
 	Key     [32]byte     // of its answer, where Why is ""
 	Context CacheContext // what the key is made of; also where Why says that none is kept, if the surface has a cache
-	Kept    *Cached      // on this node
 }
 
-// CacheVerdict says what the cache makes of q: it asks no model, charges nothing, and reads what
-// is kept on this node only. An embeddings request is looked at as a whole, though its inputs are
+// CacheVerdict says what the cache makes of q: it asks no model, charges nothing, and looks at
+// nothing that is kept, which would count as a use of it. An embeddings request is looked at as a whole, though its inputs are
 // kept one by one.
 func (p *Proxy) CacheVerdict(q *CacheQuestion) (CacheVerdict, error) {
 	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Path: q.Path, RawQuery: q.Query}, Header: q.Header.Clone()}
@@ -73,6 +72,7 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 	if err != nil {
 		return v, err
 	}
+	x.cache.mode = cacheRefresh // nothing is looked up
 	x.model = candidates[0]
 	v.Model = x.model.Name
 	if err := x.consider(x.model); err != nil {
@@ -87,7 +87,7 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 	case c.surface == nil:
 		v.Why = "surface " + x.surface + " has no exact cache in the policy"
 	default:
-		v.Why, v.Key, v.Kept, v.Context = c.why, c.key, c.kept, x.cacheContext()
+		v.Why, v.Key, v.Context = c.why, c.key, x.cacheContext()
 		if _, err := x.p.cfg.Cache.Key(&v.Context); err != nil {
 			return v, malformed(http.StatusBadRequest, "", "the body can't be brought to a canonical form: %v", err)
 		}

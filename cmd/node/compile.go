@@ -1,6 +1,9 @@
 package node
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -48,8 +51,14 @@ type compiler struct {
 	lastUsed sync.Map // key id → *atomic.Int64; as many as there are keys
 }
 
-func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
-	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}}
+// snapshot is what a policy means to the front door. secret is the cluster's.
+func (c *compiler) snapshot(ix *ledger.Index, secret []byte) *proxy.Snapshot {
+	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}, Surfaces: surfaces(ix), Salted: map[string]bool{}}
+	for _, b := range ix.Policy.Backends {
+		if b.CacheSalt == "tenant" {
+			s.Salted[b.Name] = true
+		}
+	}
 	for i := range ix.Models {
 		m := model(&ix.Models[i])
 		s.Models[m.Name] = m
@@ -67,17 +76,29 @@ func (c *compiler) snapshot(ix *ledger.Index) *proxy.Snapshot {
 		if pc, ok := callers.Load(lc.Key); ok {
 			return pc.(*proxy.Caller), true
 		}
-		pc, _ := callers.LoadOrStore(lc.Key, c.caller(s, lc))
+		fresh := c.caller(s, lc)
+		if len(s.Salted) > 0 {
+			fresh.CacheSalt = cacheSalt(secret, fresh.Tenant)
+		}
+		pc, _ := callers.LoadOrStore(lc.Key, fresh)
 		return pc.(*proxy.Caller), true
 	}
 	return s
+}
+
+// cacheSalt keeps the prefixes of a tenant apart from others' in a backend's cache. Nobody who does
+// not know the secret can guess another's.
+func cacheSalt(secret []byte, tenant string) string {
+	h := hmac.New(sha256.New, secret)
+	_, _ = h.Write([]byte("prefix cache\x00" + tenant)) // never fails
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
 func model(m *ledger.Model) *proxy.Model {
 	pm := &proxy.Model{
 		Name: m.Name, Upstream: m.Upstream, Backends: m.Backends, Context: m.Context, DefaultOutput: m.DefaultOutput,
 		TemplateTokens: m.TemplateTokens, ImageTokens: m.ImageTokens, AudioTokens: m.AudioTokens, BytesPerToken: int64(m.BytesPerToken) / 1000, Fallback: m.Fallback,
-		Free: m.Free(),
+		Free: m.Free(), Version: m.Version, DefaultTemperature: m.Temperature(),
 		Cost: func(u openai.Usage, images, audioSeconds int64) int64 {
 			return int64(m.Cost(ledger.Usage{Input: u.Input, CachedInput: u.CachedInput, CacheWrite: u.CacheWrite, CacheWrite1h: u.CacheWrite1h, Output: u.Output, Images: images, AudioSeconds: audioSeconds}))
 		},
@@ -101,6 +122,10 @@ func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 		Content: t.ContentLog.Mode != "" && t.ContentLog.Mode != "off",
 	}
 	pc.AnySurface = pc.Surfaces["*"]
+	if len(k.Surfaces) == 1 && !pc.AnySurface {
+		pc.OnlySurface = k.Surfaces[0]
+	}
+	pc.CachedMetered = lc.Plan.Cached == "metered"
 	pc.Class, _ = proxy.ParseClass(t.Class) // validated; absent is the most urgent
 	if class, ok := proxy.ParseClass(k.Class); ok {
 		pc.Class = max(pc.Class, class)

@@ -56,6 +56,8 @@ type Config struct {
 	DecisionLog   string           `yaml:"decision_log"` // file; "": none
 	Prefilter     PrefilterConfig  `yaml:"prefilter"`
 
+	CacheMaxBytes int64 `yaml:"cache_max_bytes"` // of memory for kept answers; 0: 256 MiB
+
 	BudgetStatus   int      `yaml:"budget_status"`   // what an exhausted budget answers: 429, or 402 for clients that retry every 429
 	UsageRetention Duration `yaml:"usage_retention"` // of the usage log
 	UsageMaxBytes  int64    `yaml:"usage_max_bytes"` // of the usage log; the oldest files go first
@@ -151,6 +153,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("budget-status %d is neither 429 nor 402", c.BudgetStatus)
 	case c.UsageRetention < 0 || c.UsageMaxBytes < 0:
 		return errors.New("usage-retention or usage-max-bytes is below 0; leave it out for the default")
+	case c.CacheMaxBytes != 0 && c.CacheMaxBytes < minCacheBytes:
+		return fmt.Errorf("cache_max_bytes %d is below %d; leave it out for %d, or leave exact out of the policy's surfaces to keep no answers", c.CacheMaxBytes, minCacheBytes, defaultCacheBytes)
 	case c.Upstream != "" && !c.Dev:
 		return errors.New("upstream goes with dev only; without it backends stand in the policy")
 	case c.Upstream != "" && c.Policy != "":

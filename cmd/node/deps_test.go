@@ -42,9 +42,11 @@ var arrows = []arrow{
 	{"proxy/upstream", []string{"limiter"}},
 	{"proxy/edge", []string{"limiter"}},
 	{"proxy", []string{"limiter", "proxy/..."}},
-	{"bench/...", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cmd/node", "bench/..."}},
-	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/..."}},
-	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cmd/node", "bench/..."}},
+	{"cache/cachepb", nil},
+	{"cache", []string{"cache/..."}},
+	{"bench/...", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache/...", "cmd/node", "bench/..."}},
+	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/...", "cache"}},
+	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache", "cmd/node", "bench/..."}},
 }
 
 // goPackage is what `go list -json` tells of a package: its imports without its tests'.

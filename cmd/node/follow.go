@@ -209,7 +209,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 		n.log.Info("policy in force", "revision", r.Revision)
 	}
 	s.index, s.policy, s.split, s.compiled = ix, r, share, ix.Revision
-	n.proxy.Apply(n.compiler.snapshot(ix))
+	n.proxy.Apply(n.compiler.snapshot(ix, n.truth.Facts().ClusterID))
 	close(n.inForce)
 	n.inForce = make(chan struct{})
 	return nil

@@ -29,6 +29,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
 
+	"headgate/cache"
 	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/cluster/pki"
@@ -67,6 +68,8 @@ type Node struct {
 	content   *contentlog.Log
 	decisions *decisionLog // nil: none
 	money     *money
+	answers   *cache.Exact
+	shelf     *cache.Store // of answers
 	devKey    string
 
 	front, admin       *http.Server
@@ -156,6 +159,7 @@ func (n *Node) discard(ctx context.Context) error {
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveGrace)
 	defer cancel()
+	n.closeCache()
 	var err error
 	if n.money != nil {
 		err = n.money.journal.Close(end)
@@ -242,6 +246,7 @@ func (n *Node) join(ctx context.Context) error {
 func (n *Node) services(s *grpc.Server) {
 	n.limits.Register(s)
 	journal.Register(s, n.money.journal)
+	n.answers.Register(s)
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -302,8 +307,13 @@ func (n *Node) build() error {
 	if err := n.openMoney(); err != nil {
 		return err
 	}
+	if err := n.openCache(); err != nil {
+		return &ConfigError{err}
+	}
+	kept := answers{n.answers, n.caches}
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		Cache: kept, Elements: kept, Hearing: n.hearing,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
@@ -389,6 +399,7 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { n.sweep(work); return nil })
 	start(func() error { return n.cluster.Run(work) })
 	start(func() error { n.limits.Run(work); return nil })
+	start(func() error { return n.answers.Run(work) })
 	start(func() error { n.money.budgets.Run(work); return nil })
 	start(func() error { n.money.settlePast(work); return nil })
 	start(func() error { n.follow(work); return nil })
@@ -406,6 +417,7 @@ func (n *Node) Run(ctx context.Context) error {
 	stop()
 	wg.Wait()
 	n.pool.Close()
+	n.closeCache()
 	n.log.Info("stopped")
 	return err
 }
