@@ -58,8 +58,8 @@ func invalidateCommand() *cobra.Command {
 		case c.Flags().Changed("generation"):
 			q.Generation = &generation
 		}
-		for _, flag := range [...]string{"tenant", "surface", "tag"} { // which an empty variable of a script would widen
-			if v := c.Flags().Lookup(flag).Value.String(); c.Flags().Changed(flag) && (v == "" || v == "[]" || slices.Contains(q.Tags, "")) {
+		for flag, empty := range map[string]bool{"tenant": q.Tenant == "", "surface": q.Surface == "", "tag": len(q.Tags) == 0 || slices.Contains(q.Tags, "")} {
+			if empty && c.Flags().Changed(flag) { // by a variable of a script, most often: it would end more than is meant
 				return usageError{fmt.Errorf("--%s is empty: leave it out, if that is what is meant", flag)}
 			}
 		}
