@@ -18,7 +18,7 @@ test: ## everything that must hold; installs nothing
 	$(GO) test -timeout 10m ./...
 
 race: ## the rooms in which goroutines meet
-	$(GO) test -race -timeout 15m ./lease/... ./cluster/... ./proxy/... ./bench/fakevllm ./cmd/node
+	$(GO) test -race -timeout 15m ./lease/... ./cluster/... ./cache/... ./proxy/... ./bench/fakevllm ./cmd/node
 
 FUZZTIME ?= 20s
 fuzz: ## every fuzz target for FUZZTIME each
@@ -44,7 +44,7 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
 	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto \
-		proxy/journal/journalpb/journal.proto
+		proxy/journal/journalpb/journal.proto cache/cachepb/cache.proto
 	cp "$$($(GO) env GOROOT)/lib/time/zoneinfo.zip" cluster/ledger/zoneinfo.zip
 
 SOAK ?= 10m
