@@ -1,8 +1,11 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"headgate/cluster/ledger/ledgerpb"
@@ -90,6 +93,27 @@ func (c *Caches) Len() (generations, tags int) {
 		return 0, 0
 	}
 	return c.generations.len(), c.tags.len()
+}
+
+// CacheGeneration is a generation that was ever raised. As of SetGeneration, "" stands for all.
+type CacheGeneration struct {
+	Tenant, Surface string
+	Now, Highest    uint64 // in force; that ever was
+}
+
+// Generations lists those that were ever raised, by tenant and surface.
+func (c *Caches) Generations() []CacheGeneration {
+	if c == nil {
+		return nil
+	}
+	out := make([]CacheGeneration, 0, c.generations.len())
+	for n, g := range c.generations.all {
+		out = append(out, CacheGeneration{n.tenant, n.name, g.now, g.highest})
+	}
+	slices.SortFunc(out, func(a, b CacheGeneration) int {
+		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Surface, b.Surface))
+	})
+	return out
 }
 
 // Stamp is what an answer that is asked for from now on is stamped with. It rises with each command that

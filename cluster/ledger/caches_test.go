@@ -70,6 +70,10 @@ func TestGenerations(t *testing.T) {
 	is("acme", "chat", 3, 2, 1, 1)
 	is("globex", "docs", 3, 1, 2, 1)
 	is("globex", "", 3, 1, 3, 1) // who asks for none: of all twice
+	listed := []CacheGeneration{{"", "", 3, 3}, {"", "docs", 2, 2}, {"acme", "", 2, 2}, {"acme", "docs", 4, 4}}
+	if got := w.s.Facts().Caches.Generations(); !slices.Equal(got, listed) || (*Caches)(nil).Generations() != nil {
+		t.Errorf("those ever raised are %v", got)
+	}
 	if r := w.try(&ledgerpb.SetGeneration{Tenant: "acme", Surface: "docs", Generation: 5}); r.GetCode() != codeInvalid || !strings.Contains(r.GetMessage(), "the highest is 4") {
 		t.Errorf("a generation that never was gives %v", r)
 	}

@@ -148,8 +148,10 @@ func TestSurfaceWarnings(t *testing.T) {
 func TestCachesInDifferences(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
 		"a cache with defaults": {"volatility: docs", "volatility: docs, exact: {}", "+ surfaces[docs].exact: answers are kept for 6h0m0s, for each user"},
-		"one that says all": {"share: tenant", "share: tenant, exact: {ttl: 6h, max_ttl: 2d, stale: 10m, stale_if_error: 1d, beta: 1.5, temperature: 0.3, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 65536}",
-			"+ surfaces[docs].exact: answers are kept for 6h0m0s, up to 2d where they are asked for, 10m0s more while they are refreshed, 1d more where the model fails, beta 1.5, up to temperature 0.3, normalize fold, with times of the day, with tool calls, with several choices, cut off ones too, of 65536 bytes at most, for the whole tenant"},
+		"one that says all": {
+			"share: tenant", "share: tenant, exact: {ttl: 6h, max_ttl: 2d, stale: 10m, stale_if_error: 1d, beta: 1.5, temperature: 0.3, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 65536}",
+			"+ surfaces[docs].exact: answers are kept for 6h0m0s, up to 2d where they are asked for, 10m0s more while they are refreshed, 1d more where the model fails, beta 1.5, up to temperature 0.3, normalize fold, with times of the day, with tool calls, with several choices, cut off ones too, of 65536 bytes at most, for the whole tenant",
+		},
 		"one that goes": {"exact: {ttl: 1d}", "share: user", "- surfaces[docs].exact: answers are kept for 1d, for each user\n+ surfaces[docs].share: user"},
 		"its fields":    {"exact: {ttl: 1d, n: true}", "exact: {ttl: 2d, beta: 0}", "+ surfaces[docs].exact.beta: 0\n- surfaces[docs].exact.n: true\n~ surfaces[docs].exact.ttl: 1d -> 2d"},
 		"nothing":       {"exact: {}", "exact: {}", ""},

@@ -252,18 +252,6 @@ func (n cacheName) surfaceOf() string {
 	return "surface " + n.name + " of tenant " + n.tenant
 }
 
-// sorted are the generations by tenant and surface.
-func (c *Caches) sorted() []*ledgerpb.CacheGeneration {
-	var out []*ledgerpb.CacheGeneration
-	for n, g := range c.generations.all {
-		out = append(out, &ledgerpb.CacheGeneration{Tenant: n.tenant, Surface: n.name, Now: g.now, Highest: g.highest})
-	}
-	slices.SortFunc(out, func(a, b *ledgerpb.CacheGeneration) int {
-		return cmp.Or(strings.Compare(a.GetTenant(), b.GetTenant()), strings.Compare(a.GetSurface(), b.GetSurface()))
-	})
-	return out
-}
-
 // writeCaches writes what is known of caches.
 func (c *Capture) writeCaches(sw *snapshotWriter) {
 	caches := c.facts.Caches
@@ -275,8 +263,10 @@ func (c *Capture) writeCaches(sw *snapshotWriter) {
 			Count: caches.count, Since: caches.since, Floor: caches.floor,
 		}}})
 	}
-	for _, g := range caches.sorted() {
-		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_CacheGeneration{CacheGeneration: g}})
+	for _, g := range caches.Generations() {
+		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_CacheGeneration{CacheGeneration: &ledgerpb.CacheGeneration{
+			Tenant: g.Tenant, Surface: g.Surface, Now: g.Now, Highest: g.Highest,
+		}}})
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(caches.floors)) {
 		sw.record(&ledgerpb.Record{Body: &ledgerpb.Record_CacheFloor{CacheFloor: &ledgerpb.CacheFloor{Tenant: tenant, Count: caches.floors[tenant]}}})
