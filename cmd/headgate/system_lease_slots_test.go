@@ -5,6 +5,8 @@ package main_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -80,11 +82,17 @@ func (f *fleet) allAtOnce(tenant string, slots int) {
 	}
 }
 
-// dayCost is what one request of TestDayLimitOutlivesItsOwner takes of 100000 a day.
-const dayCost = 500
+// dayCost is what one request of TestDayLimitOutlivesItsOwner takes of 100000 a day, dayBlock the most that its
+// owner may have in hand of them.
+const (
+	dayCost  = 500
+	dayBlock = 100_000 / 20
+)
 
 // TestDayLimitOutlivesItsOwner: of a limit by the day what was spent stays spent, and what was not is
-// still there, but for one block at most, after a stop of the whole cluster and a SIGKILL of the owner.
+// still there, after a stop of the whole cluster, and but for one block after a SIGKILL of the owner. Where
+// the machine has so little time that what is left is not taken over while it can be, or that the cluster goes on without another
+// node, too, that costs a block as well.
 func TestDayLimitOutlivesItsOwner(t *testing.T) {
 	heavy(t)
 	if d := time.Now().UTC(); d.Add(3*time.Minute).Day() != d.Day() {
@@ -100,41 +108,72 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 		t.Helper()
 		for i := range n {
 			m := f.living()[i%len(f.living())]
-			if r := f.ask(t.Context(), m, tenant, want{tokens: dayCost}); r.code != http.StatusOK {
-				t.Fatalf("%s: number %d of %d: %+v", tenant, i, n, r)
-			}
+			eventually(t, "an answer", func() bool {
+				r := f.ask(t.Context(), m, tenant, want{tokens: dayCost})
+				if soon := r.retryAfter > 0 && r.retryAfter < time.Second; r.code != http.StatusOK && !r.late() && !soon { // a block comes soon
+					t.Fatalf("%s: number %d of %d: %+v", tenant, i, n, r)
+				}
+				return r.code == http.StatusOK
+			})
 		}
 	}
+	lost := func(tenant string, says *member) int64 {
+		left, _ := f.leftOf(tenant, says)
+		return 100_000 - int64(len(up.of(tenant)))*dayCost - left
+	}
+	known := func(tenant string, says *member) (gone int64) { // an owner that has just become it shows a whole bucket until it has drawn
+		for range 3 {
+			if gone = lost(tenant, says); gone >= 0 {
+				return gone
+			}
+			spend(tenant, 1)
+		}
+		t.Fatalf("%s: %d more are left than can be: %s", tenant, -gone, says.node.ok("limits", "show", tenant, "--json"))
+		return 0
+	}
 	spend("window", 20)
-	for _, m := range f.members {
-		m.end(syscall.SIGTERM)
+	for stops := 1; ; stops++ {
+		before := known("window", f.members[0])
+		for _, m := range f.members {
+			m.end(syscall.SIGTERM)
+		}
+		for _, m := range f.members {
+			m.launch()
+		}
+		for _, m := range f.members {
+			m.ready()
+		}
+		f.awaitView(f.members...)
+		spend("window", 20)
+		now := known("window", f.members[0]) - before
+		if now == 0 {
+			break
+		}
+		if now < 0 || now > dayBlock || stops == 3 {
+			t.Fatalf("%d of 100000 a day are lost by stop %d of the cluster", now, stops)
+		}
+		t.Logf("stop %d: %d of 100000 a day were not taken over in time", stops, now)
 	}
-	for _, m := range f.members {
-		m.launch()
-	}
-	for _, m := range f.members {
-		m.ready()
-	}
-	f.awaitView(f.members...)
 	owner := f.owner("window", f.members[0])
 	tenants := []string{"window"}
 	for i := range 12 {
 		if name := fmt.Sprintf("gcra-%d", i); f.owner(name, f.members[0]) == owner && len(tenants) == 1 {
 			tenants = append(tenants, name)
+			spend(name, 20)
 		}
 	}
-	for _, tenant := range tenants {
-		spend(tenant, 20)
-	}
 
-	inHand := map[string]int64{}
+	inHand, before := map[string]int64{}, map[string]int64{}
 	for _, tenant := range tenants {
-		_, inHand[tenant] = f.leftOf(tenant, f.others(owner)[0])
-		t.Logf("%s before the SIGKILL: %s", tenant, f.others(owner)[0].node.ok("limits", "show", tenant, "--json"))
-		if inHand[tenant] > 100_000/20 {
+		says := f.others(owner)[0]
+		before[tenant] = known(tenant, says)
+		_, inHand[tenant] = f.leftOf(tenant, says)
+		t.Logf("%s before the SIGKILL: %s", tenant, says.node.ok("limits", "show", tenant, "--json"))
+		if inHand[tenant] > dayBlock {
 			t.Errorf("%s: %d in hand: too much for a block", tenant, inHand[tenant])
 		}
 	}
+	losses := f.lossesInViews(f.others(owner)[0])
 	killed := cluster.Now()
 	owner.end(syscall.SIGKILL)
 	rest := f.others(owner)
@@ -145,22 +184,56 @@ func TestDayLimitOutlivesItsOwner(t *testing.T) {
 			return r.code == http.StatusOK
 		})
 		t.Logf("%s was served again %s after the SIGKILL, when the others' view was without the owner and those before it were tried", tenant, seconds(time.Duration(cluster.Now()-killed)))
-		for refused, i := 0, 0; refused < 6 && i < 1000; i++ { // what another node holds of the rest comes when it is called back
-			if r := f.ask(t.Context(), rest[i%2], tenant, want{tokens: dayCost}); r.code != http.StatusOK {
+		late := int64(0)
+		for refused, i := 0, 0; refused < 10 && i < 1000; i++ { // in a row: blocks come from the ledger, and what another node holds when it is called back
+			switch r := f.ask(t.Context(), rest[i%2], tenant, want{tokens: dayCost}); {
+			case r.code == http.StatusOK:
+				refused = 0
+			case r.late():
+				late++
+			default:
 				refused++
 				f.lasting(300 * time.Millisecond)
 			}
 		}
-		got := int64(len(up.of(tenant))) * dayCost
 		left, _ := f.leftOf(tenant, rest[0])
 		if left >= dayCost {
 			t.Errorf("%s: %d are left and refused: %s", tenant, left, rest[0].node.ok("limits", "show", tenant, "--json"))
 		}
-		t.Logf("%s: %d of 100000 came to the model server, %d are left; %d were in the owner's hand or lent when it was killed", tenant, got, left, inHand[tenant])
-		if lost := 100_000 - got - left; lost < 0 || lost > inHand[tenant] {
-			t.Errorf("%s: %d of 100000 a day are lost, the block in hand was %d", tenant, lost, inHand[tenant])
+		gone, more := lost(tenant, rest[0])-before[tenant], f.lossesInViews(rest[0])-losses-1
+		t.Logf("%s: %d of 100000 are left, %d lost; %d were in the owner's hand or lent when it was killed; %d answers were late, %d more nodes lost", tenant, left, gone, inHand[tenant], late, more)
+		if more < 0 || gone < 0 || gone > inHand[tenant]+min(late, 8)*dayCost+int64(more)*dayBlock {
+			t.Errorf("%s: %d of 100000 a day are lost, the block in hand was %d", tenant, gone, inHand[tenant])
 		}
 	}
+}
+
+// late says of a refusal that it is not the owner's word, which came too late, and may have been a grant.
+func (r reply) late() bool { return r.degraded != "" }
+
+// lossesInViews is how many members views so far have gone without that were in those before them.
+func (f *fleet) lossesInViews(says *member) (losses int) {
+	f.t.Helper()
+	processes := func(members string) (of []string) { // such as "n1 (64b0, 127.0.0.1:7946), n2 …"
+		for _, m := range strings.SplitAfter(members, ")") {
+			if m = strings.TrimLeft(m, ", "); m != "" {
+				of = append(of, m)
+			}
+		}
+		return of
+	}
+	for _, e := range look[[]admin.AuditEntry](f.group, says, "audit?limit=1000") {
+		if e.Action != "view.change" {
+			continue
+		}
+		after := processes(e.After)
+		for _, m := range processes(e.Before) {
+			if !slices.Contains(after, m) {
+				losses++
+			}
+		}
+	}
+	return losses
 }
 
 // leftOf a tenant's limit is all that is left, and what of it its owner has of its block, with what it lent
