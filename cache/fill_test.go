@@ -6,13 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	pb "headgate/cache/cachepb"
 )
@@ -1219,4 +1223,92 @@ func TestConfig(t *testing.T) {
 	if _, err := NewExact(full); err == nil || !strings.Contains(err.Error(), "MaxEntry") {
 		t.Error(err)
 	}
+}
+
+// TestWithStore: what is found at once in a real store, too.
+func TestWithStore(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		s, err := NewStore(StoreConfig{MaxBytes: 8 << 20, MaxEntry: 1 << 20, Now: wallNow, Rand: rand.New(rand.NewPCG(1, 2))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		e, err := NewExact(Config{
+			Store: s, Ring: func(Key) []string { return nil }, Client: (*peerNode)(nil).client, Valid: func(*Entry) bool { return true },
+			Stamp: func() uint64 { return 5 }, Current: func() bool { return true }, Now: wallNow, Rand: rand.New(rand.NewPCG(1, 1)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		for i := range 200 {
+			k := fillKey(fmt.Sprint(i))
+			turn, err := e.Join(context.Background(), &Ask{Key: k})
+			if err != nil || turn.Kind != TurnLead {
+				t.Fatalf("%v, %v", turn.Kind, err)
+			}
+			turn.Fill.Store(answerFor(k))
+			turn, err = e.Join(context.Background(), &Ask{Key: k})
+			if err != nil || turn.Kind != TurnHit || turn.Hit.Tier != Local || turn.Hit.Stamp != 5 || !bytes.Equal(turn.Hit.Body, answerFor(k).Body) {
+				t.Fatalf("%v, %v", turn, err)
+			}
+		}
+	})
+}
+
+// BenchmarkLead is a request that nobody else wants anything of: one node, and another's key.
+func BenchmarkLead(b *testing.B) {
+	for _, remote := range []bool{false, true} {
+		b.Run(fmt.Sprintf("remote=%v", remote), func(b *testing.B) {
+			benchLead(b, remote)
+		})
+	}
+}
+
+func benchLead(b *testing.B, remote bool) {
+	b.ReportAllocs()
+	owner := benchExact(b, nil, nil)
+	e := owner
+	if remote {
+		lis := bufconn.Listen(1 << 20)
+		server := grpc.NewServer()
+		owner.Register(server)
+		go func() { _ = server.Serve(lis) }()
+		conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return lis.Dial() }))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer server.Stop()
+		defer conn.Close()
+		e = benchExact(b, func(Key) []string { return []string{"x"} }, func(string) (grpc.ClientConnInterface, error) { return conn, nil })
+	}
+	var k Key
+	for i := 0; b.Loop(); i++ {
+		k[0], k[1], k[2] = byte(i), byte(i>>8), byte(i>>16)
+		turn, err := e.Join(context.Background(), &Ask{Key: k, Refresh: true})
+		if err != nil || turn.Kind != TurnLead {
+			b.Fatal(turn.Kind, err)
+		}
+		turn.Fill.Share(&Entry{})
+	}
+	b.StopTimer()
+	e.Close()
+	owner.Close()
+}
+
+func benchExact(b *testing.B, ring func(Key) []string, client func(string) (grpc.ClientConnInterface, error)) *Exact {
+	if ring == nil {
+		ring = func(Key) []string { return nil }
+		client = func(string) (grpc.ClientConnInterface, error) { return nil, net.ErrClosed }
+	}
+	s := &shelf{now: wallNow, valid: func(*Entry) bool { return true }, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]bool{}}
+	e, err := NewExact(Config{
+		Store: s, Ring: ring, Client: client, Valid: func(*Entry) bool { return true },
+		Stamp: func() uint64 { return 5 }, Current: func() bool { return true }, Now: wallNow, Rand: rand.New(rand.NewPCG(1, 1)),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return e
 }

@@ -28,8 +28,9 @@ const (
 	putFor    = 5 * time.Second
 )
 
-// asker is a branch's side of a link. One goroutine sends, another receives.
+// asker is a branch's side of a link. First it is opened; then one goroutine sends, another receives.
 type asker interface {
+	open(first []*up) error
 	send(batch []*up) error
 	closeSend() error
 	recv() (*down, error)
@@ -154,7 +155,13 @@ func (e *Exact) converse(b *branch, address string) ending {
 	}
 	e.mu.Lock()
 	b.connect()
+	first := b.out
+	b.out = nil
 	e.mu.Unlock()
+	if err := c.s.open(first); err != nil {
+		e.judge(address, c.self)
+		return ending{}
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		c.listen(func() {
@@ -279,6 +286,16 @@ type wireAsker struct {
 	decoder downDecoder
 }
 
+// open waits until the owner says anything. Until then gRPC may begin the call anew, and holds a lock
+// meanwhile that whoever sends would wait for, whatever becomes of the context.
+func (w *wireAsker) open(first []*up) error {
+	if err := w.send(first); err != nil {
+		return err
+	}
+	_, err := w.stream.Header()
+	return err
+}
+
 func (w *wireAsker) send(batch []*up) error {
 	for _, m := range encodeUps(batch) {
 		if err := w.stream.Send(m); err != nil {
@@ -328,6 +345,8 @@ func (e *Exact) dialSelf(ctx context.Context) asker {
 	}
 	return l
 }
+
+func (l *selfLink) open(first []*up) error { return l.send(first) }
 
 func (l *selfLink) send(batch []*up) error {
 	select {
