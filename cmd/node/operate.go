@@ -36,6 +36,7 @@ func (n *Node) adminConfig() admin.Config {
 		Now: n.wall, ExportUsage: n.exportUsage, TopUsage: n.topUsage,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: n.exportContent, EraseContent: n.eraseContent,
+		InvalidateCache: n.invalidateCache, CacheGenerations: n.cacheGenerations, CacheStats: n.cacheStats, ExplainKey: n.explainKey,
 	}
 }
 
@@ -274,13 +275,8 @@ func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error)
 		return nil, noTenant(s.index.Policy, q.Tenant)
 	}
 	k := n.anyKey(s.index, q.Tenant, q.Key)
-	switch {
-	case k == nil && q.Key == "" && q.Tenant == "":
-		return nil, admin.Errorf(admin.NotFound, "there is no key; headgate keys create --tenant NAME makes one")
-	case k == nil && q.Key == "":
-		return nil, admin.Errorf(admin.NotFound, "tenant %q has no key; headgate keys create --tenant %s makes one", q.Tenant, q.Tenant)
-	case k == nil:
-		return nil, admin.Errorf(admin.NotFound, "there is no key %q of tenant %q; headgate keys list shows them", q.Key, q.Tenant)
+	if k == nil {
+		return nil, n.noKey(q.Tenant, q.Key)
 	}
 	if q.Model == "" {
 		return nil, admin.Errorf(admin.Invalid, "model: say which one is asked for (--model); headgate status lists them")
