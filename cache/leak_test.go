@@ -278,15 +278,19 @@ func TestLeakHunt(t *testing.T) {
 		}
 		want = n
 	}
-	for name, value := range map[string]int{"rapid.steps": min(run, want), "rapid.checks": max(1, want/run)} {
-		before := flag.Lookup(name).Value.String()
-		if err := flag.Set(name, strconv.Itoa(value)); err != nil {
+	set := func(name, value string) {
+		if err := flag.Set(name, value); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = flag.Set(name, before) })
 	}
+	for _, name := range []string{"rapid.steps", "rapid.checks"} {
+		before := flag.Lookup(name).Value.String()
+		t.Cleanup(func() { set(name, before) })
+	}
+	set("rapid.steps", strconv.Itoa(run)) // on average
 	var steps, asked, hits int
 	for steps < want && !t.Failed() {
+		set("rapid.checks", strconv.Itoa((want-steps+run-1)/run))
 		rapid.Check(t, func(t *rapid.T) {
 			r := &leakRun{
 				world: &leakWorld{
