@@ -17,22 +17,25 @@ const (
 	// bridgeFor is how long an entry is found that was put, whatever admission says to it.
 	bridgeFor = 10 * time.Second
 	// bridgeShare is the part of MaxBytes that entries may take which admission refused, and so
-	// soon evicted again.
+	// soon evicted again. More of it takes from what is asked for most.
 	bridgeShare = 32
 	// refreshFor is how long one reader is trusted to refresh an entry before another may try.
 	refreshFor = 30 * time.Second
 
 	// storeLeast is the least MaxBytes: ristretto's own tables take a third of it.
 	storeLeast = 1 << 20
-	// storeFixed is what an empty store takes beside its counters.
+	// storeFixed is what an empty store takes beside its counters: ristretto's buffer, mostly.
 	storeFixed = 320 << 10
 	// storeCounter is what ristretto takes a counter: four of 4 bits and 16 bits of a Bloom filter,
 	// where their number is a power of two.
 	storeCounter = 4
 	// storePerCounter is so many bytes of MaxBytes a counter. Ristretto's advice is ten counters an
-	// entry. But the four rows of its sketch differ by an XOR with their indices only, so that
-	// keys that collide in one row collide in all: it is a sketch of one row, and wants more.
-	// TestStoreHitRatio has the figures.
+	// entry. But the four rows of its sketch differ by an XOR of their indices only, so that keys
+	// that collide in one row collide in all: it is a sketch of one row, and wants more. By
+	// BenchmarkStoreHitRatio (Zipf 1.01 and 1.2, with 1 % and 10 % of all bytes) hits are 60.6,
+	// 78.8, 85.0 and 92.4 %, with a quarter of the counters 57.0, 77.5, 82.9 and 92.1 %, and of an
+	// LRU 55.1, 76.0, 82.5 and 92.3 %. The price: admission forgets what was popular after as many
+	// reads as there are counters, if its time is not over before.
 	storePerCounter = 64
 	// storeBuffer is so many reads are gathered on a processor before they count for admission.
 	// Ristretto's 64 is for millions of reads a second; here they may be hundreds, and what an

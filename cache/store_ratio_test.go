@@ -97,21 +97,26 @@ func hitRatios(t testing.TB, c ratioCase, reads, keys int) (store, lru float64) 
 	return storeHits(t, trace, names, body, maxBytes), lru
 }
 
-// The store finds more than an LRU of the same bytes, though it has its tables within them.
+// The store finds more than an LRU of the same bytes, though it has its tables within them. Where
+// nearly all is found anyway it is as good, give or take what chance does in so small a store.
 func TestStoreHitRatio(t *testing.T) {
-	reads, keys := 150_000, 20_000
 	if storeRace {
 		t.Skip("under the race detector, sync.Pool drops the reads that admission counts")
 	}
-	for _, c := range []ratioCase{{1.01, 0.1, 0}, {1.2, 0.1, 0}} {
-		store, lru := hitRatios(t, c, reads, keys)
+	for _, c := range []struct {
+		ratioCase
+		least float64 // more than the LRU
+	}{{ratioCase{1.01, 0.1, 0}, 0.005}, {ratioCase{1.2, 0.1, 0}, -0.02}} {
+		store, lru := hitRatios(t, c.ratioCase, 150_000, 20_000)
 		t.Logf("zipf %v, %v of all bytes: store %.4f, lru %.4f", c.zipf, c.share, store, lru)
-		if store < lru-0.005 {
+		if store < lru+c.least {
 			t.Errorf("zipf %v, %v of all bytes: store %.4f, lru %.4f", c.zipf, c.share, store, lru)
 		}
 	}
 }
 
+// BenchmarkStoreHitRatio shows the store beside an LRU. With a drift, what was most popular is not
+// asked for again each 100 reads, until its time is over: there admission is slow to forget.
 func BenchmarkStoreHitRatio(b *testing.B) {
 	for _, zipf := range []float64{1.01, 1.2} {
 		for _, share := range []float64{0.01, 0.1} {

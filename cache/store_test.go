@@ -23,6 +23,7 @@ type storeWorld struct {
 	*Store
 	clock   atomic.Int64
 	invalid atomic.Bool
+	filled  int // so many keys warm has put
 	next    int // of the keys that refused puts
 }
 
@@ -452,26 +453,19 @@ func TestStoreAgainstAModel(t *testing.T) {
 	})
 }
 
-// warm fills the store with entries that are asked for so often that a new one is refused.
-func (w *storeWorld) warm(t testing.TB, size int) (n int) {
+// warm fills the store with entries.
+func (w *storeWorld) warm(t testing.TB, size int) {
 	t.Helper()
-	full := w.Stats().Evicted
-	for n = 0; w.Stats().Evicted+w.Stats().Rejected == full; n++ {
-		w.Put(storeEntry(storeKey(n), size))
-		if n > 1<<20 {
+	before := w.Stats()
+	for w.filled = 0; w.Stats().Evicted+w.Stats().Rejected == before.Evicted+before.Rejected; w.filled++ {
+		w.Put(storeEntry(storeKey(w.filled), size))
+		if w.filled > 1<<20 {
 			t.Fatal("the store does not fill")
 		}
 	}
-	for range 100 {
-		for i := range n {
-			w.get(storeKey(i))
-		}
-		runtime.Gosched()
-	}
-	return n
 }
 
-// refused puts entries until admission refuses one.
+// refused puts entries until admission refuses one, since others are asked for so often.
 func (w *storeWorld) refused(t testing.TB, size int) *Entry {
 	t.Helper()
 	for range 1000 {
@@ -483,6 +477,12 @@ func (w *storeWorld) refused(t testing.TB, size int) *Entry {
 		}
 		if w.Stats().Rejected > before {
 			return e
+		}
+		for range 10 { // ristretto may lose of these what it likes
+			for i := range w.filled {
+				w.held(new(storeKey(i)))
+			}
+			runtime.Gosched()
 		}
 	}
 	t.Fatal("admission refuses nothing")
@@ -592,9 +592,9 @@ func TestDroppedIsBridged(t *testing.T) {
 		})
 	})
 	<-held
-	for i := range cap16k * 4 {
+	for i := range 64 << 10 { // its buffer has room for half of these
 		k := shard(n+i, 2)
-		v := newStored(storeEntry(k, 1000), 0, w.clock.Load())
+		v := newStored(&Entry{Key: k}, 0, w.clock.Load())
 		if !w.cache.Set(storeHash(&k), v, v.size) {
 			break // full
 		}
@@ -606,7 +606,10 @@ func TestDroppedIsBridged(t *testing.T) {
 	if h, ok := w.get(e.Key); !ok || !bytes.Equal(h.Body, e.Body) {
 		t.Error("not found")
 	}
-	if s := w.Stats(); s.Dropped == 0 {
+	if w.Put(storeEntry(shard(-2, 3), int(w.bridge.max)+1)) {
+		t.Error("one that the bridge has no room for is said to be found")
+	}
+	if s := w.Stats(); s.Dropped != 3 { // the read offered it again
 		t.Errorf("not counted: %+v", s)
 	}
 	close(release)
@@ -617,14 +620,17 @@ func TestDroppedIsBridged(t *testing.T) {
 	}
 }
 
-// cap16k is half of ristretto's buffer.
-const cap16k = 16 << 10
-
 // What a read finds invalid is dropped, wherever it is, and does not come back.
 func TestInvalidIsDropped(t *testing.T) {
 	w := newStoreWorld(t, 1<<20)
 	w.warm(t, 1000)
-	in, out := storeKey(0), w.refused(t, 1000).Key
+	out := w.refused(t, 1000).Key
+	var in Key
+	for i := range w.filled {
+		if in = storeKey(i); w.held(&in) != nil {
+			break
+		}
+	}
 	before := w.Stats().Entries
 	if w.held(&in) == nil || w.held(&out) != nil {
 		t.Fatal("want one in ristretto, and one in the bridge only")
@@ -647,11 +653,40 @@ func TestInvalidIsDropped(t *testing.T) {
 	w.audit(t)
 }
 
+// Drop and Clear reach what only the bridge has, and what they take was not evicted.
+func TestForgetsWhatIsBridged(t *testing.T) {
+	w := newStoreWorld(t, 1<<20)
+	w.warm(t, 1000)
+	dropped, cleared := w.refused(t, 1000), w.refused(t, 1000)
+	if w.bridge.get(&dropped.Key, w.clock.Load()) == nil {
+		t.Fatal("not in the bridge")
+	}
+	w.Drop(dropped.Key)
+	w.Drop(storeKey(1 << 40)) // nothing
+	if _, ok := w.get(dropped.Key); ok {
+		t.Error("found after it was dropped")
+	}
+	w.audit(t)
+	evicted := w.Stats().Evicted
+	w.Clear()
+	if _, ok := w.get(cleared.Key); ok {
+		t.Error("found after all was cleared")
+	}
+	if s := w.Stats(); s.Entries != 0 || s.Bytes != 0 || s.Bridge != 0 || s.Evicted != evicted {
+		t.Errorf("cleared: %+v, want %d evicted", s, evicted)
+	}
+	for i := range w.filled {
+		if _, ok := w.get(storeKey(i)); ok {
+			t.Fatal("found after all was cleared")
+		}
+	}
+}
+
 // Entries that grow where they are make no room in ristretto; the store does.
 func TestGrowingEntriesStayWithinBounds(t *testing.T) {
 	w := newStoreWorld(t, 4<<20)
 	for _, size := range []int{1000, 20_000, 100_000} {
-		for n := range 400 {
+		for n := range 200 {
 			e := storeEntry(storeKey(n), size)
 			if !w.Put(e) {
 				t.Fatal("not put")
@@ -677,24 +712,25 @@ func TestClearWhileOthersReadAndWrite(t *testing.T) {
 	stop := make(chan struct{})
 	for g := range 4 {
 		wg.Go(func() {
+			put := map[Key]int64{} // how many clears were done when it was
 			for n := 0; ; n++ {
 				select {
 				case <-stop:
 					return
 				default:
 				}
-				e := storeEntry(storeKey((n*7+g)%200), 5000)
-				e.Stamp = uint64(generation.Load())
-				switch n % 4 {
-				case 0:
+				e := storeEntry(storeKey(1000*g+n%50), 5000)
+				switch n % 7 {
+				case 0, 3:
 					w.Put(e)
+					put[e.Key] = generation.Load()
 				case 1:
 					w.Drop(e.Key)
 				default:
-					done := uint64(generation.Load())
-					// Put began when Stamp clears were done, so that it may outlive one more at most.
-					if h, ok := w.get(e.Key); ok && (!bytes.Equal(h.Body, e.Body) || h.Stamp+1 < done) {
-						t.Errorf("found a body of %d bytes and stamp %d after %d clears", len(h.Body), h.Stamp, done)
+					// It may outlive the clear that was at work then, but not the next one.
+					done := generation.Load()
+					if h, ok := w.get(e.Key); ok && (!bytes.Equal(h.Body, e.Body) || put[e.Key]+1 < done) {
+						t.Errorf("found a body of %d bytes, put after %d clears, after %d", len(h.Body), put[e.Key], done)
 					}
 				}
 			}
