@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,13 +67,13 @@ type sim struct {
 	rng  *rand.Rand
 	calm bool // no faults: then one at a time leads for a key
 	wg   sync.WaitGroup
+	open atomic.Int32 // requests that have not ended
 
 	mu      sync.Mutex
 	sum     *simSums
 	leading map[Key]int
 	written map[string]int // by lead: how many chunks were written in all; set at a whole end
 	numbers int
-	open    int
 }
 
 func simulate(t *testing.T, seed uint64, sum *simSums) {
@@ -100,8 +101,8 @@ func simulate(t *testing.T, seed uint64, sum *simSums) {
 	}
 	s.net.Heal()
 	s.wg.Wait()
-	if s.open != 0 {
-		t.Errorf("%d requests did not end", s.open)
+	if n := s.open.Load(); n != 0 {
+		t.Errorf("%d requests did not end", n)
 	}
 }
 
@@ -155,7 +156,7 @@ func (s *sim) request(n *peerNode, k Key) {
 	patience := time.Duration(s.rng.IntN(40_000)) * time.Millisecond
 	e, alive := n.Exact, n.ctx
 	stamp := s.stamp.Load()
-	s.open++
+	s.open.Add(1)
 	s.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(alive, patience)
 		defer cancel()
@@ -164,8 +165,8 @@ func (s *sim) request(n *peerNode, k Key) {
 		if time.Since(began) > patience {
 			s.t.Errorf("a request of %v waited %v", patience, time.Since(began))
 		}
+		s.open.Add(-1)
 		s.mu.Lock()
-		s.open--
 		if err == nil {
 			s.sum.turns[turn.Kind]++
 		}

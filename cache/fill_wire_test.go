@@ -63,7 +63,9 @@ func TestWireKeeps(t *testing.T) {
 			{kind: downEnd, token: 9, whole: true},
 			{kind: downHit, hit: Hit{Entry: e, Age: e.Age, Stale: true, Refresh: true}, stored: true, keep: true},
 			{kind: downFailed, failure: Failure{500, "c", []byte("b")}, hit: Hit{Entry: e, Age: e.Age}},
-			{kind: downPass}, {kind: downBusy}, {kind: downAgain},
+			{kind: downPass},
+			{kind: downBusy},
+			{kind: downAgain},
 		}
 		var down downDecoder
 		down.max = maxEntry

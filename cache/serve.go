@@ -103,9 +103,10 @@ func (v *serving) end(err error) {
 		v.e.mu.Lock()
 		v.e.referee.leave(v.s, v.e.cfg.Now())
 		v.s.left = true
+		ask := v.s.ask
 		v.e.mu.Unlock()
-		if v.s.ask.early {
-			v.e.cfg.Store.Release(v.s.ask.key) // what was stored again is not held back anyway
+		if ask.early {
+			v.e.cfg.Store.Release(ask.key) // what was stored again is not held back anyway
 		}
 		v.err = err
 		close(v.ended)
@@ -196,8 +197,8 @@ func (v *serving) hear(u *up) error {
 		return errors.Join(errMalformed, errors.New("an ask comes first, and once"))
 	case u.kind == upAsk:
 		v.asked = true
-		v.s.want(*u.ask)
-		return v.join(u)
+		v.join(u)
+		return nil
 	case u.entry != nil:
 		return v.whole(u)
 	}
@@ -231,23 +232,23 @@ func (v *serving) hear(u *up) error {
 }
 
 // join answers from the store, or has the session join its flight.
-func (v *serving) join(u *up) error {
+func (v *serving) join(u *up) {
 	e := v.e
-	h, ok := e.stored(&v.s.ask) // outside of the lock: large bodies are unpacked
+	h, ok := e.stored(u.ask) // outside of the lock: large bodies are unpacked
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if v.s.left {
-		return nil
+		return
 	}
+	v.s.want(*u.ask)
 	if !ok {
-		h, ok = e.stored(&v.s.ask) // a flight may have ended meanwhile
+		h, ok = e.stored(u.ask) // a flight may have ended meanwhile
 	}
 	if ok && len(u.ask.leads) == 0 {
 		v.s.say(&down{kind: downHit, hit: h, stored: true, keep: true})
-		return nil
+		return
 	}
 	e.referee.join(v.s, u.waits, u.live, e.cfg.Now())
-	return nil
 }
 
 // stored finds what the store has that will do for an ask.
