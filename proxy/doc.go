@@ -9,9 +9,12 @@
 //	matchRoute    a path that is not in the table is refused: no way around the meter, none to a backend's management
 //	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
 //	resolve       alias → model, then its fallbacks; before it, where the ladder says so
-//	shed          what the ladder gives up for the others
+//	consider      whether an answer may be kept; its key; what is kept on this node
+//	shed          what the ladder gives up for the others; what is kept here is served all the same
 //	admit         every limit of the caller in one step, all or nothing, after waiting where a limit says so;
 //	              then the budgets, all or nothing: a refusal gives the limits back
+//	turn          where an answer may be kept, admit comes in two steps: first requests and slots, then the cache
+//	              is asked, and only for a model's answer the rest
 //	forward       a backend's slot, the request, another backend if that one cannot have received it
 //	relay         bytes through as they came, usage read on the way
 //	settle        the actual against the estimate, before the last byte leaves
@@ -32,12 +35,19 @@
 //     before the terminal event of a stream, before the last piece of a body.
 //   - What was not admitted has charged nothing, except that a malformed request costs its
 //     `requests` units, so that a client stuck on it is slowed.
+//   - Whose answer it is decides the key of a kept one: cacheContext has all that a request is passed on
+//     with and that may change its answer, and who it is for unless the surface shares. uncacheable
+//     names what depends on more than that.
+//   - A fill ends exactly once: stored, shared, failed, broken or given up. It is stored before its
+//     own client can know that the answer is whole, and its call goes on without that client as long as
+//     others wait; a client that reads slowly holds up none of them (detached).
 //   - Nothing is cut in the middle for quota. What an answer takes beyond its estimate is debt.
 //   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
 //     where it is an alias, include_usage of a stream, and the one chunk that it adds; under
 //     a strict budget the cap of the answer.
 //   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
-//     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame.
+//     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame, maxAnswerHeld,
+//     maxRefreshes, maxEmbeddings, maxCacheTags.
 //   - No prompt, answer or key is ever in a log line or a metric.
 //
 // # What a request is charged
@@ -58,6 +68,11 @@
 //	error from the backend, or none reachable after trying  nothing              spent
 //	no backend up, or all full                       nothing                     given back
 //	refused by a limit, a switch or a rung           nothing                     nothing
+//	answered by the cache                            nothing                     spent
+//
+// Where the plan says `cached: metered`, an answer of the cache is reserved and charged like the
+// model's. Whoever waits for another request's answer is answered by the cache. A refresh in the
+// background is a request of its own, of the same caller and of class best_effort.
 //
 // A timeout is the longest silence: before the first byte, and between any two.
 //
@@ -86,7 +101,7 @@
 //
 // # What it leaves out
 //
-// Caches, the queue, shedding by cost and breakers come with their capabilities, and with
+// The semantic cache, the queue, shedding by cost and breakers come with their capabilities, and with
 // them more rungs; CheckRung refuses those that would have no effect yet.
 // Whose a stored response is (owners) is known to this process only and forgotten when it
 // ends; the response is then not found.
