@@ -299,7 +299,7 @@ func explainKeyCommand() *cobra.Command {
 	c.Flags().StringVar(&against, "against", "", "file with another one, to be compared")
 	c.Flags().StringVar(&tenant, "tenant", "", "tenant of the key (default: any)")
 	c.Flags().StringVar(&key, "key", "", "id of the key that the request comes with (default: any of the tenant's)")
-	savedFlags(c, &over)
+	savedFlags(c, &over, "of the request (default: the file's, or the key's")
 	c.Flags().StringVar(&over.Path, "path", "", "path of the request (default: the file's, or "+admin.DefaultCachePath+")")
 	c.Flags().StringArrayVar(&headers, "header", nil, "a header of the request, 'Name: value'; may be given several times")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -328,10 +328,10 @@ func explainKeyCommand() *cobra.Command {
 	return c
 }
 
-// savedFlags are those of what may stand in a request's file.
-func savedFlags(c *cobra.Command, s *savedRequest) {
-	c.Flags().StringVar(&s.User, "user", "", "user that the request is for (default: the file's, or the key's)")
-	c.Flags().StringVar(&s.Surface, "surface", "", "surface of the request (default: the file's, or the key's only one)")
+// savedFlags are those of what may stand in a request's file; of is whose, and what if they are not given.
+func savedFlags(c *cobra.Command, s *savedRequest, of string) {
+	c.Flags().StringVar(&s.User, "user", "", "user "+of+")")
+	c.Flags().StringVar(&s.Surface, "surface", "", "surface "+of+" only one)")
 }
 
 // override puts what flags say in place of what the file does.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ type warmed struct {
 type warming struct {
 	url, key string
 	http     *http.Client
-	over     savedRequest // what flags say goes before the file
+	or       savedRequest // what flags say, where a line does not
 	refresh  bool
 	errs     io.Writer
 
@@ -73,7 +74,7 @@ func warmCommand() *cobra.Command {
 	c.Flags().IntVar(&warmers, "concurrency", 4, "requests at a time")
 	c.Flags().BoolVar(&w.refresh, "refresh", false, "ask the model also for what is kept already")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	savedFlags(c, &w.over)
+	savedFlags(c, &w.or, "of lines that name none (default: the key's")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		w.key, w.errs = os.Getenv(apiKeyVariable), c.ErrOrStderr()
 		switch {
@@ -168,9 +169,7 @@ func (w *warming) run(ctx context.Context, in io.Reader, warmers int) error {
 // would.
 func (w *warming) one(ctx context.Context, r numbered) error {
 	s, err := readSaved(r.text)
-	if err == nil {
-		err = s.override(&w.over, nil)
-	}
+	s.User, s.Surface = cmp.Or(s.User, w.or.User), cmp.Or(s.Surface, w.or.Surface)
 	if err == nil {
 		s.Body, err = unstreamed(s.Body)
 	}
