@@ -128,7 +128,8 @@ func cacheStatsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "stats", Short: "Show what a node's cache holds, how often it answers, and what it saved", Args: exactly(0),
 		Long: "Show the cache of the node that is asked, since it was started: what it holds, and for each tenant and\n" +
-			"surface how many requests it answered of those that it could have. What was not cacheable is told by\nreason; headgate cache explain-key says more. Prompts are judged by how the model's own prefix cache did.",
+			"surface how many requests it answered of those that it could have. What was not cacheable is told by\nreason; headgate cache explain-key says more. Then the templates of prompts: how much of them is the same\n" +
+			"from the start on, which is what a model's own cache can reuse, and how much of the input it did reuse.",
 		Example: "  headgate cache stats\n  headgate cache stats --json",
 	}
 	a := adminFlags(c)
@@ -146,24 +147,25 @@ func printCacheStats(w io.Writer, s admin.CacheStats) {
 		fmt.Fprintln(w, "cut off\tit does not hear of invalidations")
 	}
 	if len(s.Surfaces) > 0 {
-		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tLIVE\tSTALE\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT CACHEABLE")
+		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tLIVE\tSTALE\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT CACHEABLE\tALERTS")
 	}
 	for _, l := range s.Surfaces {
 		recent := ""
 		if l.RecentOf > 0 {
 			recent = fmt.Sprintf("%.1f%% of %d", 100*l.Recent, l.RecentOf)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Live, l.Stale, l.Misses, 100*l.HitRate, recent, usd(l.Saved), reasons(l.Uncacheable))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Live, l.Stale, l.Misses+l.Partial, 100*l.HitRate, recent,
+			usd(l.Saved), reasons(l.Uncacheable), strings.Join(l.Alerts, ", "))
 	}
 	if len(s.Templates) > 0 {
-		fmt.Fprintln(w, "\nTENANT\tSURFACE\tTEMPLATE\tMODEL\tREQUESTS\tINPUT CACHED BY THE MODEL\tPROMPTS")
+		fmt.Fprintln(w, "\nTENANT\tSURFACE\tTEMPLATE\tMODEL\tREQUESTS\tMEAN PROMPT\tSAME START\tREAD FROM CACHE\tFINDING")
 	}
 	for _, p := range s.Templates {
 		finding := p.Finding
 		if p.Text != "" {
 			finding += ": " + p.Text
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%.1f%%\t%s\n", p.Tenant, p.Surface, p.Template, p.Model, p.Requests, 100*p.Share, printable(finding))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%.1f%%\t%s\n", p.Tenant, p.Surface, p.Template, p.Model, p.Requests, byteSize(p.Prompt), byteSize(p.Prefix), 100*p.Share, printable(finding))
 	}
 }
 

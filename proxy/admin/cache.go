@@ -74,17 +74,19 @@ type CacheSurface struct {
 	Surface     string           `json:"surface"`
 	Personal    bool             `json:"personal,omitempty"`
 	Requests    int64            `json:"requests"`
-	Exact       int64            `json:"exact"`       // answered by what was kept,
-	Stale       int64            `json:"stale"`       // by what was kept and is too old,
-	Live        int64            `json:"live"`        // by the answer to another that was under way
-	Misses      int64            `json:"misses"`      // answered by the model, and may be kept
-	Bypass      int64            `json:"bypass"`      // the client did not want the cache
-	Failed      int64            `json:"failed"`      // got another's error
-	Uncacheable map[string]int64 `json:"uncacheable"` // never kept, by why
-	Saved       USD              `json:"saved_usd"`   // what hits would have cost
-	HitRate     float64          `json:"hit_rate"`    // hits of hits and misses, 0 to 1; 0 where there is neither
-	Recent      float64          `json:"recent_hit_rate"`
-	RecentOf    int64            `json:"recent_requests"` // hits and misses that Recent is of, of the last ten minutes
+	Exact       int64            `json:"exact"`            // answered by what was kept,
+	Stale       int64            `json:"stale"`            // by what was kept and is too old,
+	Live        int64            `json:"live"`             // by the answer to another that was under way
+	Misses      int64            `json:"misses"`           // answered by the model, and may be kept
+	Partial     int64            `json:"partial"`          // embeddings of which some were kept
+	Bypass      int64            `json:"bypass"`           // the client did not want the cache
+	Failed      int64            `json:"failed"`           // got another's error
+	Uncacheable map[string]int64 `json:"uncacheable"`      // never kept, by why
+	Saved       USD              `json:"saved_usd"`        // what hits would have cost
+	HitRate     float64          `json:"hit_rate"`         // hits (exact, stale, live) of those, misses and partial, 0 to 1
+	Recent      float64          `json:"recent_hit_rate"`  // of the last ten minutes
+	RecentOf    int64            `json:"recent_requests"`  // of which it is
+	Alerts      []string         `json:"alerts,omitempty"` // that go on now: drop, never, rise
 }
 
 // CachePrefix is how well a model's own prefix cache does with the prompts of one template.
@@ -97,7 +99,9 @@ type CachePrefix struct {
 	Input    int64   `json:"input_tokens"`
 	Cached   int64   `json:"cached_input_tokens"`
 	Share    float64 `json:"cached_share"` // 0 to 1
-	Finding  string  `json:"finding"`      // good, or what is wrong, in a word
+	Prompt   int64   `json:"prompt_bytes"` // of a mean prompt, its first 64 KiB
+	Prefix   int64   `json:"prefix_bytes"` // of these, what it has in common with others from its start on
+	Finding  string  `json:"finding"`      // few, good, or what is wrong, in a word
 	Text     string  `json:"text,omitempty"`
 }
 
