@@ -574,6 +574,20 @@ func TestReplayPieces(t *testing.T) {
 	})
 }
 
+// TestReplayWords: a piece ends with a word, where one ends soon.
+func TestReplayWords(t *testing.T) {
+	pieces([]byte(strings.Repeat("word ", 1000)), func(p []byte) {
+		if !bytes.HasSuffix(p, []byte(" ")) {
+			t.Errorf("a piece ends within a word: …%s", p[len(p)-8:])
+		}
+	})
+	pieces([]byte(strings.Repeat("好", 1000)), func(p []byte) {
+		if len(p) > minPiece+wordEnd+3 {
+			t.Errorf("a piece of %d bytes", len(p))
+		}
+	})
+}
+
 func BenchmarkReplay(b *testing.B) {
 	body := []byte(`{"id":"chatcmpl-c75ff4d8-e974-5016-850e-67d52dce3c5d","object":"chat.completion","created":1795993324,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"` + strings.Repeat("some words ", 180) + `","refusal":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}],"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}}`)
 	b.SetBytes(int64(len(body)))
