@@ -137,13 +137,16 @@ type ChargeDecision struct {
 	Lent bool
 }
 
-// Refusal says that nothing of at least Cost conforms for a time: the holder refuses by itself.
+// Refusal says that nothing of at least Cost conforms for a time, but what the holder's lease covers: the holder refuses
+// by itself.
 type Refusal struct {
 	Bucket
-	Cost       int64
-	For        int64 // ns from the answer's arrival
-	RetryAfter int64 // ns from the answer, as exact as the owner knows; limiter.Never
-	Level      int64
+	Cost int64
+	For  int64 // ns from the answer's arrival
+	// RetryAfter is in how many ns from the answer Cost conforms, as exact as the owner knows; limiter.Never. What the
+	// holder's own lease has is not in it, where the bucket fills by itself: the holder knows that better.
+	RetryAfter int64
+	Level      int64 // left with the owner
 }
 
 // Handoff is all that an owner knows of a partition, for the next owner. It is given once, to one

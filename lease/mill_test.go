@@ -197,11 +197,14 @@ func (g *grinder) take(done func(ok bool, d limiter.Decision)) {
 	g.send([]Ask{a})
 }
 
-// client asks on a node again and again, with pauses of gap on average and gap/10 at least.
-func (m *mill) client(node int, gap time.Duration) {
-	g, began := m.nodes[node], m.at.Now
+// client asks on a node again and again, with pauses of gap on average and gap/10 at least, until it is stopped.
+func (m *mill) client(node int, gap time.Duration) (stop func()) {
+	g, began, stopped := m.nodes[node], m.at.Now, false
 	var again func()
 	again = func() {
+		if stopped {
+			return
+		}
 		asked := m.at.Now
 		g.take(func(ok bool, d limiter.Decision) {
 			m.rest = max(m.rest, time.Duration(asked-began))
@@ -211,6 +214,7 @@ func (m *mill) client(node int, gap time.Duration) {
 		})
 	}
 	again()
+	return func() { stopped = true }
 }
 
 // judge holds a decision against the ideal bucket, which is full after so much of its refill.
@@ -300,6 +304,37 @@ func TestSmallBucketIsUsedUp(t *testing.T) {
 					m.run(4 * time.Second)
 					if most := 2*m.slowest + KeepEvery + 400*time.Millisecond; m.idle > most {
 						t.Errorf("%s, nodes %v, seed %d: a unit was refused that was there for %s", w.name, nodes, seed, m.idle)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestNewcomerFindsWhatWasLentWhole: who asks of a bucket that was lent whole to another, who has gone, gets what lies there
+// at once, but for a part of a unit, and then what comes.
+func TestNewcomerFindsWhatWasLentWhole(t *testing.T) {
+	limit := small(60, time.Minute, 5)
+	for _, w := range weathers {
+		for _, nodes := range [][2]int{{1, 2}, {1, 0}, {0, 1}} {
+			for _, after := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, 1100 * time.Millisecond, 2100 * time.Millisecond, 5 * time.Second, 12 * time.Second} {
+				for seed := range uint64(5) {
+					m := newMill(t, seed, *limit, w)
+					stop := m.client(nodes[0], 10*time.Millisecond)
+					m.run(4 * time.Second)
+					stop()
+					m.run(after)
+					const lag = 100 * time.Millisecond // of the first behind the ideal bucket
+					there := int(limit.Burst) - int((max(m.full-m.at.Now, 0)+int64(lag+time.Second)-1)/int64(time.Second))
+					before := m.admitted
+					m.client(nodes[1], 10*time.Millisecond)
+					m.run(500 * time.Millisecond)
+					if n := m.admitted - before; n < there-1 {
+						t.Errorf("%s, nodes %v, %s later, seed %d: %d of %d that were there", w.name, nodes, after, seed, n, there)
+					}
+					m.run(2500 * time.Millisecond)
+					if n := m.admitted - before; n < there+2 {
+						t.Errorf("%s, nodes %v, %s later, seed %d: %d of %d that were there and 3 that came", w.name, nodes, after, seed, n, there)
 					}
 				}
 			}

@@ -115,6 +115,7 @@ func (o *Owner) decide(at Instant, q *question, first bool) {
 	o.drawShadows(at, q)
 	if by >= 0 {
 		by = o.undrawn(at, q, by)
+		o.reclaim(at, q)
 	}
 	o.decided(at, q, by, taken)
 	o.closeUnused(at, q)
@@ -232,12 +233,12 @@ func (o *Owner) until(at Instant, b *bucket, cost int64, alone time.Duration) ti
 		return alone
 	}
 	exact := b.limit.Until(&b.state, at.Now, cost, share, depth)
-	return min(exact, max(drawSoon, b.limit.Fill(cost-o.backs(b, nil)-b.limit.Level(&b.state, at.Now))))
+	return min(exact, max(drawSoon, b.limit.Fill(cost-o.backs(at, b, nil)-b.limit.Level(&b.state, at.Now))))
 }
 
 // backs is what would come back of a bucket if all leases but a peer's were recalled, by the last
 // reports. The peer gives its own back with its ask, but for what it has not heard of.
-func (o *Owner) backs(b *bucket, but *peer) (units int64) {
+func (o *Owner) backs(at Instant, b *bucket, but *peer) (units int64) {
 	for i := b.first; i != 0; i = o.pool.at(i).next {
 		s := o.pool.at(i)
 		if s.is(seriesEnded|seriesInherited) || s.sent == 0 {
@@ -254,10 +255,20 @@ func (o *Owner) backs(b *bucket, but *peer) (units int64) {
 			units += min(s.depth, s.lent()) // any of them may be free by now
 			continue
 		}
-		_, depth := s.counted()
-		units += min(s.level.value(), depth)
+		units += o.has(at, b, s)
 	}
 	return units
+}
+
+// has is what a lease is likely to hold: what was reported, granted since and brought by its share.
+func (o *Owner) has(at Instant, b *bucket, s *series) int64 {
+	_, depth := s.counted()
+	level := s.level.value()
+	if s.share > 0 && b.limit.Algorithm == limiter.GCRA {
+		perNS := float64(b.limit.Rate.Count) / float64(b.limit.Rate.Per) * float64(s.share) / limiter.ShareOne
+		level += int64(min(perNS*float64(at.Now-s.reported(at.Now)), float64(depth)))
+	}
+	return min(level, depth)
 }
 
 // lapse ends the sessions past their deadline that stand in a question's way.
@@ -310,6 +321,23 @@ func (o *Owner) mayWait(at Instant, q *question, first bool) bool {
 	return true
 }
 
+// reclaim takes the whole rate back from who was its bucket's only holder, when another is refused: what comes from now
+// on is for both.
+func (o *Owner) reclaim(at Instant, q *question) {
+	for i := range q.ask.Charges {
+		if q.ask.Peek || q.ds[i].Admitted || q.ask.Charges[i].Shadow {
+			continue
+		}
+		b := q.buckets[i]
+		for j := b.first; j != 0; j = o.pool.at(j).next {
+			s := o.pool.at(j)
+			if s.share == ShareOne && s.peer != q.peer.index && !s.is(seriesEnded|seriesPending|seriesInherited) && s.session == o.peers[s.peer].session {
+				o.recallOne(at, q.ids[i], b, j, q.ask.Charges[i].Cost)
+			}
+		}
+	}
+}
+
 // undrawn is the refusing charge where those do not count that only wait for a block which the ledger
 // seems to have: another limit refuses, and what is lent of that one is not the limit's word.
 func (o *Owner) undrawn(at Instant, q *question, by int) int {
@@ -359,7 +387,7 @@ func (o *Owner) covered(at Instant, q *question, i int) bool {
 	if c.Cost > b.limit.Capacity() && c.Oversize != limiter.Debt || b.limit.Algorithm == limiter.SlidingWindow || b.limit.Algorithm == limiter.SlidingLog {
 		return false
 	}
-	if o.backs(b, q.peer) < o.needs(at, q, i) {
+	if o.backs(at, b, q.peer) < o.needs(at, q, i) {
 		return false
 	}
 	if o.inFlight(b) {
@@ -417,7 +445,7 @@ func (o *Owner) recall(at Instant, q *question, i int, first bool) bool {
 		if need <= 0 {
 			break
 		}
-		need -= o.recallOne(id, b, h, need)
+		need -= o.recallOne(at, id, b, h, need)
 	}
 	return o.inFlight(b)
 }
@@ -444,9 +472,9 @@ func (o *Owner) holders(b *bucket, but *peer) []uint32 {
 
 // recallOne lowers one lease so that it gives back what is needed, if it has as much, and returns what
 // is expected of it.
-func (o *Owner) recallOne(id uint32, b *bucket, i uint32, need int64) int64 {
+func (o *Owner) recallOne(at Instant, id uint32, b *bucket, i uint32, need int64) int64 {
 	s := o.pool.at(i)
-	level := min(s.level.value(), s.depth)
+	level := min(o.has(at, b, s), s.depth)
 	if s.is(seriesSlots) {
 		level = min(s.depth, s.lent())
 	}
@@ -611,7 +639,7 @@ func (o *Owner) put(id uint32, b *bucket, i uint32, units int64) {
 func (o *Owner) refuse(at Instant, q *question, i int) {
 	b, id, d := q.buckets[i], q.ids[i], &q.ds[i]
 	cost := q.ask.Charges[i].Cost
-	o.stats.Stranded = o.backs(b, q.peer)
+	o.stats.Stranded = o.backs(at, b, q.peer)
 	hold := refusalAlone
 	if share, depth := o.sums(b); share > 0 || depth > 0 {
 		hold = refusalLent

@@ -207,14 +207,14 @@ func far(is, should int64) bool {
 }
 
 // hold refuses all further asks of a peer for a while: what its lease brings is its part. The word of the next is of
-// what the owner has; the holder knows its lease. Where nobody else asks, the hold ends when both have a
-// typical cost.
+// what the owner has; the holder knows its lease. Where nobody else asks, or a typical cost takes longer to come than
+// the hold, so that all may ask for it, the hold ends when both have that.
 func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 	cost, in, whole := int64(1), int64(0), false
 	if i := o.live(b, p, at); i != 0 {
 		s := o.pool.at(i)
 		whole = s.share == ShareOne // then its lease knows best when there is enough
-		cost, in = max(1, s.cost.value()), min(s.level.value(), s.depth)
+		cost, in = max(1, s.cost.value()), min(o.has(at, b, s), s.depth)
 	}
 	if byWall(b.limit) {
 		in = 0
@@ -230,8 +230,12 @@ func (o *Owner) hold(at Instant, id uint32, b *bucket, p *peer, hold int64) {
 			others++
 		}
 	}
-	if hold = min(hold, refusalAlone); others <= 1 && !whole {
+	hold = min(hold, refusalAlone)
+	if slow := int64(b.limit.Fill(cost)) > hold; !whole && (others <= 1 || slow) {
 		hold = min(hold, both)
+		if slow && o.backs(at, b, p) >= cost-o.level(at, id, b) {
+			hold = min(hold, refusalLent) // it could not be recalled just now
+		}
 	}
 	if hold <= 0 {
 		return
@@ -282,7 +286,7 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 			q.look, q.place = o.looks, len(v.Holders)
 			v.Holders = append(v.Holders, SightHolder{Live: q.member && q.deadline >= at.Now, Self: q.incarnation == o.cfg.Self})
 		}
-		s.show(&v.Holders[q.place], at.Now)
+		o.show(at, b, s, &v.Holders[q.place])
 		if q == p {
 			n = q.place
 		}
@@ -293,7 +297,7 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 			continue
 		}
 		if q.look == o.looks { // it has a series, which may be new and know nothing
-			if h := &v.Holders[q.place]; a.at >= h.At {
+			if h := &v.Holders[q.place]; a.at >= h.At || h.Demand == 0 {
 				h.At, h.Demand, h.Cost = a.at, a.demand, a.cost
 			}
 			continue
@@ -312,14 +316,14 @@ func (o *Owner) look(at Instant, id uint32, b *bucket, p *peer, asks bool) (n in
 }
 
 // show adds a series to what a Sizer sees of its holder.
-func (s *series) show(h *SightHolder, now int64) {
+func (o *Owner) show(at Instant, b *bucket, s *series, h *SightHolder) {
 	if !s.is(seriesEnded | seriesSlots) {
 		h.Share += s.share
 		h.Depth += s.depth
-		h.Level += min(s.level.value(), s.depth)
+		h.Level += min(o.has(at, b, s), s.depth)
 	}
-	if at := s.reported(now); at >= h.At {
-		h.At, h.Demand = at, s.demand.value()
+	if when := s.reported(at.Now); when >= h.At {
+		h.At, h.Demand = when, s.demand.value()
 		h.Cost = max(s.cost.value(), h.Cost)
 	}
 }

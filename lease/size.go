@@ -37,7 +37,7 @@ type SightHolder struct {
 	At     int64  // ns of the owner's clock, of the last report; 0: none yet
 	Share  uint32 // last sent
 	Depth  int64  // last sent
-	Level  int64  // in its lease: as last reported, and what was granted since
+	Level  int64  // in its lease: as last reported, and what was granted, or came by its share, since
 	Demand int64  // units per 1024 s, refused or not
 	Cost   int64  // of a typical request
 	Live   bool   // its session holds
@@ -281,7 +281,7 @@ func seconds(s float64) int64 { return int64(s * float64(time.Second)) }
 // Recall is documented with Sizer.
 func (Topup) Recall(s *Sight, i int, cost int64) bool {
 	c := look(s)
-	return (!c.scarce || !c.refills) && c.unspent-float64(s.Holders[i].Level) >= float64(cost)
+	return (!c.scarce || !c.refills || c.small) && c.unspent-float64(s.Holders[i].Level) >= float64(cost)
 }
 
 // FixedBlocks lends blocks of n units and no rate: the baseline of the benchmarks.

@@ -76,6 +76,28 @@ func TestTopupRecalls(t *testing.T) {
 	}
 }
 
+// TestTopupOfASmallBucket: each unit counts, so one that lies elsewhere is called back, and none is lost with a part that
+// has come of the next.
+func TestTopupOfASmallBucket(t *testing.T) {
+	busy := askingOf(100, 5, 2)
+	s := &Sight{Now: 1, Limit: gcra(1, 5), Holders: []SightHolder{askingOf(1, 0, 0), busy}}
+	if !(Topup{}).Recall(s, 0, 1) || (Topup{}).Recall(s, 0, 3) {
+		t.Error("of two that lie with another one is to be recalled, and three are not")
+	}
+	s = &Sight{Now: 1, Limit: gcra(1, 5), Part: 3e8, Holders: []SightHolder{askingOf(100, 0, 0)}}
+	if share, _, _, _ := (Topup{}).Size(s, 0); share != 0 {
+		t.Errorf("a share of %d, while three tenths of a unit would be lost", share)
+	}
+	s.Part = 1e7
+	if share, depth, _, _ := (Topup{}).Size(s, 0); share != ShareOne || depth != 5 {
+		t.Errorf("a share of %d and a depth of %d for the only holder", share, depth)
+	}
+	s.Part, s.Holders[0].Share, s.Holders[0].Depth = 3e8, ShareOne, 5
+	if share, _, _, _ := (Topup{}).Size(s, 0); share != ShareOne {
+		t.Errorf("it keeps a share of %d of what it has", share)
+	}
+}
+
 // TestTopupIsSane: whatever it sees, it wants nothing that cannot be.
 func TestTopupIsSane(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
