@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"headgate/cluster/ledger/ledgerpb"
@@ -241,6 +242,23 @@ func TestFloorsAreBounded(t *testing.T) {
 	}
 }
 
+// TestAFloorOfAll: what was invalidated for all, and was forgotten, ends answers of every tenant, also of a state that was read.
+func TestAFloorOfAll(t *testing.T) {
+	w := newWorld(t)
+	w.s.tags.most = 1
+	w.do(&ledgerpb.InvalidateTags{Tags: []string{"a"}})
+	held := w.s.Facts().Caches
+	w.do(&ledgerpb.InvalidateTags{Tenant: "t0", Tags: []string{"b"}})
+	for name, c := range map[string]*Caches{"lived": w.s.Facts().Caches, "read back": readState(t, snapshotOf(t, w.s)).Facts().Caches} {
+		if c.Valid("t1", []string{"a"}, 0) || !c.Valid("t1", []string{"a"}, 1) || c.Floor("t1") != 1 {
+			t.Errorf("%s: the tag's answer holds from %d on, the floor is %d", name, c.Tagged("t1", "a"), c.Floor("t1"))
+		}
+	}
+	if held.Floor("t1") != 0 {
+		t.Error("Caches that were read before have changed")
+	}
+}
+
 // TestValidAllocatesNothing: it is asked at every look into a cache.
 func TestValidAllocatesNothing(t *testing.T) {
 	w := lived(t)
@@ -384,8 +402,11 @@ type kept struct {
 	tenant, surface string
 	tags            []string
 	stamp           uint64
-	generation      [4]uint64
 	seen, restores  int
+
+	caches *Caches // of when it was kept
+	tagged []uint64
+	floor  uint64
 }
 
 // naive remembers everything that was ever invalidated.
@@ -416,14 +437,34 @@ type cacheMachine struct {
 	m      naive
 	small  bool // the bounds: tags are forgotten
 	kept   []*kept
+	twin   *State // as it was before the state was read from a snapshot; nil: none
 	backup []byte
 	saved  naive
 }
 
 func (c *cacheMachine) bound() {
-	if c.small {
+	if c.small { // a snapshot does not have them
 		c.w.s.tags.most, c.w.s.tags.mostOwn, c.w.s.tags.mostFloors = 7, 4, 2
 	}
+}
+
+func (c *cacheMachine) try(body any) *ledgerpb.Result {
+	r := c.w.try(body)
+	if c.twin == nil {
+		return r
+	}
+	other, err := c.twin.Apply(c.w.index, command(c.w.index, body))
+	must(c.w.t, err)
+	if a, b := c.w.s.Facts(), c.twin.Facts(); !proto.Equal(r, other) || a.Hash != b.Hash || a.Caches.Stamp() != b.Caches.Stamp() {
+		c.t.Fatalf("after %v two replicas differ, one of which was read from a snapshot", body)
+	}
+	return r
+}
+
+func (c *cacheMachine) do(body any) *ledgerpb.Result {
+	r := c.try(body)
+	must(c.w.t, RefusalOf(r))
+	return r
 }
 
 func (c *cacheMachine) name(what string) string {
@@ -441,7 +482,7 @@ func (c *cacheMachine) tags() []string {
 
 func (c *cacheMachine) invalidate() {
 	tenant, tags := c.name("tenant"), c.tags()
-	c.w.do(&ledgerpb.InvalidateTags{Tenant: tenant, Tags: tags})
+	c.do(&ledgerpb.InvalidateTags{Tenant: tenant, Tags: tags})
 	for _, tag := range tags {
 		c.m.events = append(c.m.events, cacheName{tenant, tag})
 	}
@@ -450,7 +491,7 @@ func (c *cacheMachine) invalidate() {
 func (c *cacheMachine) raise() {
 	n := cacheName{c.name("tenant"), c.name("surface")}
 	was := c.m.generation(n)
-	g := c.w.do(&ledgerpb.SetGeneration{Tenant: n.tenant, Surface: n.name}).GetGeneration()
+	g := c.do(&ledgerpb.SetGeneration{Tenant: n.tenant, Surface: n.name}).GetGeneration()
 	if c.m.ever[n] == nil {
 		c.m.ever[n] = map[uint64]bool{1: true}
 	}
@@ -463,7 +504,7 @@ func (c *cacheMachine) raise() {
 func (c *cacheMachine) setBack() {
 	n := cacheName{c.name("tenant"), c.name("surface")}
 	g := uint64(1 + c.pick("generation", 5))
-	r := c.w.try(&ledgerpb.SetGeneration{Tenant: n.tenant, Surface: n.name, Generation: g})
+	r := c.try(&ledgerpb.SetGeneration{Tenant: n.tenant, Surface: n.name, Generation: g})
 	if may := g == 1 || c.m.ever[n][g]; may != (r.GetCode() == "") {
 		c.t.Fatalf("generation %d of %v, which was in force: %v, gives %v", g, n, may, r)
 	} else if may {
@@ -480,13 +521,17 @@ func (c *cacheMachine) keep() {
 		k.tags = c.tags()
 	}
 	caches := c.w.s.Facts().Caches
-	k.stamp, k.generation = caches.Stamp(), caches.Generation(k.tenant, k.surface)
+	k.caches, k.stamp, k.floor = caches, caches.Stamp(), caches.Floor(k.tenant)
+	for _, tag := range k.tags {
+		k.tagged = append(k.tagged, caches.Tagged(k.tenant, tag))
+	}
 	c.kept = append(c.kept, k)
 }
 
 // reread puts what a snapshot holds in the place of the state.
 func (c *cacheMachine) reread() {
 	before := snapshotOf(c.w.t, c.w.s)
+	c.twin = c.w.s
 	c.w.s = readState(c.w.t, before)
 	c.bound()
 	if !bytes.Equal(before, snapshotOf(c.w.t, c.w.s)) {
@@ -511,7 +556,7 @@ func (c *cacheMachine) restore() {
 	if now.Caches.used() || restored.Facts().Caches.used() {
 		c.m.restores++
 	}
-	c.w.s = restored
+	c.w.s, c.twin = restored, nil
 	c.bound()
 	c.m.now = maps.Clone(c.saved.now)
 	c.m.ever = map[cacheName]map[uint64]bool{}
@@ -531,6 +576,11 @@ func (c *cacheMachine) holds() {
 		}
 		if !valid && !ended && (!c.small || len(k.tags) == 0 || caches.Floor(k.tenant) <= k.stamp) {
 			c.t.Fatalf("%+v does not hold, and nothing invalidated it", k)
+		}
+		for i, tag := range k.tags {
+			if got := k.caches.Tagged(k.tenant, tag); got != k.tagged[i] || k.caches.Floor(k.tenant) != k.floor {
+				c.t.Fatalf("Caches that were read before have changed: %+v", k)
+			}
 		}
 		want := [4]uint64{c.m.generation(cacheName{}), c.m.generation(cacheName{k.tenant, ""}), c.m.generation(cacheName{"", k.surface}), c.m.generation(cacheName{k.tenant, k.surface})}
 		if got := caches.Generation(k.tenant, k.surface); got != want {
