@@ -1,0 +1,162 @@
+package cache
+
+import "hash/maphash"
+
+// How the text of prompts is cut.
+const (
+	maxPromptText  = 1 << 16 // bytes that are looked at
+	promptBlock    = 64      // bytes of a link of the chain
+	minPromptChunk = 16
+	maxPromptChunk = 256
+	maxScanKept    = 1 << 20 // bytes of a buffer that is used again
+)
+
+// promptScan turns a prompt's text into hashes, in two ways: a chain over blocks, of which two
+// prompts have as many in common as they begin alike; and chunks that are cut where the text says
+// so, which are the same wherever they stand. Not for concurrent use.
+type promptScan struct {
+	doc   canonDoc
+	plain []byte // one text
+
+	seed  maphash.Seed
+	gear  *[256]uint64
+	size  int // bytes that were looked at
+	chain []uint32
+	link  uint64 // the last of the chain
+	block [promptBlock]byte
+
+	chunks []promptChunk
+	roll   uint64 // over the last 64 bytes
+	chunk  uint64 // the hash of the one that has begun
+	length int    // and its bytes
+}
+
+type promptChunk struct {
+	hash   uint32
+	length uint16
+}
+
+// scan reads the text of a body in the order in which models are given it: tools, instructions,
+// messages. ok is false where it has none, or is not JSON.
+func (s *promptScan) scan(p *Prefixes, body []byte) (ok bool) {
+	s.seed, s.gear = p.seed, &p.gear
+	s.size, s.chain, s.link, s.chunks, s.roll = 0, s.chain[:0], 0, s.chunks[:0], 0
+	s.begin()
+	if s.doc.parse(body) != nil || s.doc.tokens[0].kind != canonObject {
+		return false
+	}
+	for _, name := range [...]string{"tools", "functions", "system", "instructions"} {
+		if v, ok := s.doc.member(0, name); ok {
+			s.content(v)
+		}
+	}
+	for _, name := range [...]string{"messages", "input", "prompt"} {
+		if v, ok := s.doc.member(0, name); ok {
+			s.messages(v)
+		}
+	}
+	if s.size == 0 {
+		return false
+	}
+	if n := s.size % promptBlock; n > 0 {
+		s.hang(s.block[:n])
+	}
+	s.cut()
+	return true
+}
+
+// full: no more is looked at.
+func (s *promptScan) full() bool { return s.size == maxPromptText }
+
+// messages reads a list of them, or one text.
+func (s *promptScan) messages(v uint32) {
+	if s.doc.tokens[v].kind != canonArray {
+		s.content(v)
+		return
+	}
+	for m := v + 1; m < s.doc.tokens[v].next && !s.full(); m = s.doc.tokens[m].next {
+		content, ok := s.doc.member(m, "content")
+		if s.doc.tokens[m].kind != canonObject || !ok {
+			s.content(m) // a call of a tool, its result
+			continue
+		}
+		if role, ok := s.doc.member(m, "role"); ok {
+			s.content(role)
+		}
+		s.content(content)
+		if calls, ok := s.doc.member(m, "tool_calls"); ok {
+			s.content(calls)
+		}
+	}
+}
+
+// content reads a text, a list of parts with texts, or whatever else it is, as canonical JSON.
+func (s *promptScan) content(v uint32) {
+	switch t := s.doc.tokens[v]; t.kind {
+	case canonString:
+		s.plain = s.doc.decode(s.plain[:0], v)
+		s.write(s.plain)
+	case canonArray:
+		for m := v + 1; m < t.next && !s.full(); m = s.doc.tokens[m].next {
+			s.content(m)
+		}
+		return
+	case canonObject:
+		if text, ok := s.doc.member(v, "text"); ok && s.doc.tokens[text].kind == canonString {
+			s.content(text)
+			return
+		}
+		fallthrough
+	default:
+		s.plain = s.doc.appendValue(s.plain[:0], v, nil)
+		s.write(s.plain)
+	}
+	s.write([]byte{'\n'})
+}
+
+func (s *promptScan) write(text []byte) {
+	text = text[:min(len(text), maxPromptText-s.size)]
+	for _, c := range text {
+		s.block[s.size%promptBlock] = c
+		s.size++
+		if s.size%promptBlock == 0 {
+			s.hang(s.block[:])
+		}
+		s.roll = s.roll<<1 + s.gear[c]
+		s.chunk = (s.chunk ^ uint64(c)) * 0x100000001b3 // FNV-1a
+		s.length++
+		// one byte in 64 ends a chunk
+		if s.length >= minPromptChunk && s.roll>>58 == 0 || s.length == maxPromptChunk {
+			s.cut()
+		}
+	}
+}
+
+// hang adds a link to the chain.
+func (s *promptScan) hang(block []byte) {
+	s.link = (s.link ^ maphash.Bytes(s.seed, block)) * 0x9e3779b97f4a7c15
+	s.link ^= s.link >> 32
+	s.chain = append(s.chain, uint32(s.link))
+}
+
+// cut ends a chunk.
+func (s *promptScan) cut() {
+	if s.length > 0 {
+		h := (s.chunk ^ s.chunk>>32) * 0x9e3779b97f4a7c15
+		s.chunks = append(s.chunks, promptChunk{max(uint32(h>>32), 1), uint16(s.length)}) // 0 is an empty slot
+	}
+	s.begin()
+}
+
+func (s *promptScan) begin() { s.chunk, s.length = s.gear[0], 0 }
+
+// forget lets go of the content.
+func (s *promptScan) forget() {
+	clear(s.block[:])
+	clear(s.plain[:cap(s.plain)])
+	clear(s.doc.arena[:cap(s.doc.arena)])
+	s.doc.src = nil
+	if cap(s.plain) > maxScanKept || cap(s.doc.arena) > maxScanKept || cap(s.doc.tokens) > maxKeyTokens || cap(s.doc.order) > maxKeyTokens {
+		s.plain, s.doc = nil, canonDoc{}
+	}
+}
