@@ -166,6 +166,7 @@ func TestLeaderDiesHalfway(t *testing.T) {
 			synctest.Wait()
 			w.nodes[leader].kill()
 			second := c.lead()
+			synctest.Wait()
 			c.join(w.nodes[1], 5, Ask{Key: k, Live: true}) // they follow the second
 			synctest.Wait()
 			second.Begin("text/event-stream")
@@ -261,7 +262,7 @@ func TestReadersLeave(t *testing.T) {
 		f.Begin("text/event-stream")
 		f.Write([]byte("a"))
 		synctest.Wait()
-		for range 2 { // the second time the stream comes from its beginning again
+		for round := range 2 { // the second time the stream comes from its beginning again
 			c.join(w.nodes[2], 2, Ask{Key: k, Live: true})
 			synctest.Wait()
 			var readers []*Reader
@@ -278,13 +279,22 @@ func TestReadersLeave(t *testing.T) {
 			readers[0].Close()
 			f.Write([]byte("b"))
 			synctest.Wait()
-			if p, err := readers[1].Next(context.Background()); err != nil || p[0] != 'a' {
+			p, err := readers[1].Next(context.Background())
+			if err != nil || p[0] != 'a' {
 				t.Errorf("%q, %v", p, err)
 			}
-			readers[1].Close()
+			if round == 0 {
+				readers[1].Close()
+				f.Write([]byte("c")) // nobody reads it there
+				synctest.Wait()
+				continue
+			}
+			f.Store(answerFor(k))
 			synctest.Wait()
+			if rest, err := readAll(readers[1]); err != nil || string(p)+string(rest) != "abcb" {
+				t.Errorf("%q, %v", rest, err)
+			}
 		}
-		f.Store(answerFor(k))
 	})
 }
 
@@ -840,6 +850,26 @@ func TestOwnerSilent(t *testing.T) {
 		if !w.nodes[0].shelf.has(k) {
 			t.Error("the owner did not get it when it was back")
 		}
+	})
+}
+
+// TestSaidTwice: an answer that the owner may not have heard is brought to the next.
+func TestSaidTwice(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[2], 1, Ask{Key: k})
+		f := c.lead()
+		synctest.Wait()
+		w.net.Cut("n2", "n0")
+		f.Store(answerFor(k))
+		time.Sleep(lockTTL + helloFor)
+		synctest.Wait()
+		if w.nodes[0].shelf.has(k) || !w.nodes[1].shelf.has(k) {
+			t.Error("the successor has not got it")
+		}
+		c.join(w.nodes[1], 1, Ask{Key: k})
+		c.want(turnedLead, 1, turnedHit, 1)
 	})
 }
 

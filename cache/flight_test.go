@@ -44,6 +44,7 @@ type refereeMachine struct {
 	t        *rapid.T
 	r        *referee
 	now      int64
+	resumed  uint64
 	sessions []*session
 	heard    map[*session]*heardOf
 }
@@ -83,7 +84,8 @@ func (m *refereeMachine) resume() {
 	if len(m.sessions) > 8 {
 		m.t.Skip("enough are there")
 	}
-	m.add(asked{key: Key{1}, leads: []uint64{1 << 40, 1 << 41}}, rapid.Bool().Draw(m.t, "waits"))
+	m.resumed += 2
+	m.add(asked{key: Key{1}, leads: []uint64{1<<40 + m.resumed, 1<<40 + m.resumed + 1}}, rapid.Bool().Draw(m.t, "waits"))
 }
 
 // wants: more requests come to a node, or all leave.
@@ -163,8 +165,8 @@ func (m *refereeMachine) hear() {
 					m.t.Fatal("others, of an unknown lead")
 				}
 			case downBegin:
-				if !h.live || h.follows != 0 {
-					m.t.Fatal("a stream for one that wants none, or has one")
+				if !h.live || h.follows != 0 || slices.Contains(h.leads, d.token) {
+					m.t.Fatal("a stream for one that wants none, or has one, or writes it")
 				}
 				h.follows = d.token
 			case downData, downEnd:

@@ -13,7 +13,7 @@ import (
 const (
 	pieceBytes = 256 << 10 // of a body in one message
 	batchBytes = 64 << 10  // of a stream in one message, unless one chunk is larger
-	maxChunk   = 32 << 20  // of a chunk that comes
+	maxData    = 32 << 20  // of a chunk that comes
 	maxFailure = 1 << 20   // bytes of a failure's body
 	maxName    = 4096      // bytes of a content type, a tenant, a surface, a tag
 	maxTags    = 1024
@@ -173,7 +173,7 @@ func (d *upDecoder) next(m *pb.Up) (*up, error) {
 	u := &up{
 		kind: upKind(m.GetKind()), token: m.GetToken(), waits: m.GetWaits(), live: m.GetLive(), counts: m.GetCounts(), cut: m.GetCut(),
 	}
-	if len(m.GetContentType()) > maxName || len(m.GetData()) > maxChunk {
+	if len(m.GetContentType()) > maxName || len(m.GetData()) > maxData {
 		return nil, errors.New("a content type or a chunk is too large")
 	}
 	switch m.GetKind() {
@@ -282,7 +282,7 @@ func (d *downDecoder) next(m *pb.Down) (*down, error) {
 	if d.part != nil && m.GetKind() != pb.Down_BEAT {
 		return nil, errors.New("body: it was not whole")
 	}
-	if len(m.GetContentType()) > maxName || len(m.GetData()) > maxChunk {
+	if len(m.GetContentType()) > maxName || len(m.GetData()) > maxData {
 		return nil, errors.New("a content type or a chunk is too large")
 	}
 	n := &down{
