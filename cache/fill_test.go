@@ -261,6 +261,7 @@ func TestReadersLeave(t *testing.T) {
 		f := c.lead()
 		f.Begin("text/event-stream")
 		f.Write([]byte("a"))
+		c.join(w.nodes[2], 1, Ask{Key: k}) // keeps the node interested
 		synctest.Wait()
 		for round := range 2 { // the second time the stream comes from its beginning again
 			c.join(w.nodes[2], 2, Ask{Key: k, Live: true})
