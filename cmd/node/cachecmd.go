@@ -96,10 +96,12 @@ func (n *Node) cacheGenerations(context.Context) ([]admin.CacheGeneration, error
 // cacheStats are this node's.
 func (n *Node) cacheStats(context.Context) (admin.CacheStats, error) {
 	s := n.shelf.Stats()
-	return admin.CacheStats{Node: n.cfg.NodeID, Hearing: n.hearing(), Store: admin.CacheStore{
+	out := admin.CacheStats{Node: n.cfg.NodeID, Hearing: n.hearing(), Store: admin.CacheStore{
 		Entries: s.Entries, Bytes: s.Bytes, MaxBytes: n.cacheBytes(), Puts: s.Puts, TooLarge: s.TooLarge,
 		Rejected: s.Rejected, Dropped: s.Dropped, Evicted: s.Evicted, Invalid: s.Invalid,
-	}}, nil
+	}}
+	out.Surfaces, out.Templates = n.cacheLines()
+	return out, nil
 }
 
 // explainKey says what the cache makes of a request, and in what another one differs.

@@ -70,7 +70,11 @@ type Node struct {
 	money     *money
 	answers   *cache.Exact
 	shelf     *cache.Store // of answers
-	devKey    string
+
+	cacheWatch   *cacheWatch
+	cacheNotices cacheNotices
+
+	devKey string
 
 	front, admin       *http.Server
 	frontLis, adminLis net.Listener
@@ -311,9 +315,10 @@ func (n *Node) build() error {
 		return &ConfigError{err}
 	}
 	kept := answers{n.answers, n.caches}
+	n.cacheWatch = newCacheWatch(n.caches, cluster.Now, n.registry)
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Cache: kept, Elements: kept, Hearing: n.hearing,
+		Cache: kept, Elements: kept, Hearing: n.hearing, Watch: n.cacheWatch,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
@@ -405,7 +410,10 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { n.follow(work); return nil })
 	start(func() error { n.seed(work); return nil })
 	start(func() error { n.report(work); return nil })
-	start(func() error { n.notifier().run(work); return nil })
+	notices := n.notifier()
+	start(func() error { notices.run(work); return nil })
+	start(func() error { n.cacheNotifier(notices).run(work); return nil })
+	start(func() error { n.watchCaches(work); return nil })
 	n.log.Info("serving", "node", n.cfg.NodeID, "listen", n.Addr(), "admin_listen", n.AdminAddr(), "cluster_listen", n.cluster.Address())
 
 	var err error

@@ -19,7 +19,7 @@ type countedNotices struct {
 // countNotices makes the metric of way.
 func countNotices(reg prometheus.Registerer, way http.RoundTripper) *countedNotices {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "headgate_notices_total", Help: "Notices of budgets that this node, leading, posted to the policy's webhook, by outcome (sent; failed: it did not answer with a 2xx, each try counts).",
+		Name: "headgate_notices_total", Help: "Notices of budgets, while this node led, and of its cache, that it posted to the policy's webhook, by outcome (sent; failed: it did not answer with a 2xx, each try counts).",
 	}, []string{"outcome"})
 	reg.MustRegister(c)
 	return &countedNotices{way: way, sent: c.WithLabelValues("sent"), failed: c.WithLabelValues("failed")}

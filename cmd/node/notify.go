@@ -34,23 +34,25 @@ const (
 	noticeOld     = 7 * 24 * time.Hour // nor of what happened so long ago
 )
 
-// notice is what a webhook is told of a budget. The text is for people: most chat systems show
+// notice is what a webhook is told of a budget or a cache. The text is for people: most chat systems show
 // a field of that name.
 type notice struct {
 	ID      string    `json:"id"`    // the same in every try: who gets one twice drops the second
-	Event   string    `json:"event"` // budget.alert | budget.spike
+	Event   string    `json:"event"` // budget.alert | budget.spike | cache.drop | cache.never | cache.rise
 	Text    string    `json:"text"`
 	Cluster string    `json:"cluster"`
 	Node    string    `json:"node"` // that sends it
 	Time    time.Time `json:"time"` // of the ledger, when it happened
 	Tenant  string    `json:"tenant,omitempty"`
-	Budget  string    `json:"budget"`
+	Surface string    `json:"surface,omitempty"` // of a cache
+	Parts   []string  `json:"parts,omitempty"`   // of requests: those that most often differ between misses
+	Budget  string    `json:"budget,omitempty"`
 	Subject []string  `json:"subject,omitempty"` // whose budget it is: its parts
 	Start   time.Time `json:"period_start,omitzero"`
 	End     time.Time `json:"period_end,omitzero"`
 	Percent int       `json:"alert_percent,omitempty"` // of an alert: the threshold that was passed
-	Amount  admin.USD `json:"amount_usd"`
-	Spent   admin.USD `json:"spent_usd"`
+	Amount  admin.USD `json:"amount_usd,omitzero"`
+	Spent   admin.USD `json:"spent_usd,omitzero"`
 
 	key   ledger.BudgetKey
 	spike time.Time // of a spike: when it was
@@ -60,8 +62,9 @@ type notice struct {
 // webhook is where notices go.
 type webhook struct{ url, token string }
 
-// notifier tells a webhook what budgets want people to know. What is to be told stands in the
-// ledger until it was: a notice goes out at least once, whoever leads.
+// notifier tells a webhook what people want to know. What is to be told of budgets stands in the
+// ledger until it was: a notice goes out at least once, whoever leads. For that of caches see
+// cacheNotifier.
 type notifier struct {
 	leads   func() bool
 	pending func(most int) []notice
@@ -194,7 +197,7 @@ func (n *notifier) run(ctx context.Context) {
 		default:
 			if wait = max(notifyBackoff, min(2*wait, notifyRest)); err.Error() != said {
 				said = err.Error()
-				n.log.Warn("the webhook was not told of a budget; it will be tried again", "error", err)
+				n.log.Warn("the webhook was not told; it will be tried again", "error", err)
 			}
 		}
 		t.Reset(wait)
@@ -217,7 +220,7 @@ func (n *notifier) round(ctx context.Context) (failed error) {
 			err = n.told(ctx, notice)
 		}
 		if err != nil && failed == nil {
-			failed = fmt.Errorf("%s of budget %q: %w", notice.Event, notice.Budget, err)
+			failed = fmt.Errorf("%s of %q: %w", notice.Event, cmp.Or(notice.Budget, notice.Surface), err)
 		}
 		if !answered || ctx.Err() != nil {
 			break
