@@ -3,11 +3,13 @@ package lease
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"headgate/lease/leasepb"
+	"headgate/limiter"
 )
 
 // The bounds and times of a line.
@@ -36,6 +38,8 @@ type asking struct {
 	sent    int64              // the reading before the request with it was sent
 	heard   bool               // that request was answered: the ask is parked
 	decided chan askingOutcome // of one place; written once
+	cs      []limiter.Charge   // once its asker has given up: its charges, and which of them are asked for
+	which   uint32
 }
 
 type askingOutcome struct {
@@ -70,6 +74,7 @@ type line struct {
 	runs    bool // a goroutine has the stream
 	out     []*asking
 	asks    map[uint64]*asking // all that are not decided, by Ask.ID
+	late    map[uint64]*asking // those given up whose decision may still come on this stream
 	sent    []sending          // requests without an answer, oldest first
 	cut     context.CancelFunc // of the stream; nil: there is none
 	lanes   map[uint32]*lane
@@ -86,7 +91,7 @@ type sending struct {
 func newLine(m *Manager, to Member) *line {
 	return &line{
 		m: m, to: to, poke: make(chan struct{}, 1), quit: make(chan struct{}),
-		asks: map[uint64]*asking{}, lanes: map[uint32]*lane{},
+		asks: map[uint64]*asking{}, late: map[uint64]*asking{}, lanes: map[uint32]*lane{},
 	}
 }
 
@@ -208,13 +213,29 @@ func (l *line) flush(ln *lane) {
 	ln.batch = nil
 }
 
-// give up an ask: a decision that comes later goes nowhere, and what it took is spent. It says whether
+// giveUp is for who does not wait any longer. What a decision that comes later takes of cs goes back. It says whether
 // the owner has not even answered.
-func (l *line) giveUp(a *asking) (silent bool) {
+func (l *line) giveUp(a *asking, cs []limiter.Charge, which uint32) (silent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.asks[a.ask.ID] == a && a.sent != 0 && !a.ask.Peek && len(l.late) < maxOpenAsks {
+		a.cs, a.which = slices.Clone(cs), which
+		l.late[a.ask.ID] = a
+	}
 	delete(l.asks, a.ask.ID)
 	return !a.heard
+}
+
+// tooLate takes a decision that nobody waits for any more, and undoes it.
+func (l *line) tooLate(a *asking, d *AskDecision) {
+	for i := range a.cs {
+		if a.which>>i&1 == 1 {
+			a.cs[i].Held = nil
+		}
+	}
+	if refused, ok := l.m.holder.Decided(a.cs, a.which, d, a.sent, make([]limiter.Decision, len(a.cs))); ok && refused == -1 {
+		l.m.holder.Cancel(a.cs, a.which)
+	}
 }
 
 // heardOf takes what the owner says, for the askers.
@@ -223,8 +244,14 @@ func (l *line) heardOf(r *Response) {
 	l.mu.Lock()
 	l.heardAt = l.m.cfg.Clock().Now
 	l.answered(r)
+	var late []*asking
+	var of []*AskDecision
 	for i := range r.Decisions {
 		d := &r.Decisions[i]
+		if a := l.late[d.ID]; a != nil {
+			delete(l.late, d.ID)
+			late, of = append(late, a), append(of, d)
+		}
 		if a := l.asks[d.ID]; a != nil {
 			delete(l.asks, d.ID)
 			out := askingOutcome{outDecided, *d}
@@ -235,6 +262,9 @@ func (l *line) heardOf(r *Response) {
 		}
 	}
 	l.mu.Unlock()
+	for i, a := range late {
+		l.tooLate(a, of[i])
+	}
 	if l.broken.Swap(false) {
 		l.m.log.Info("an owner answers again", "owner", l.to.Name)
 		l.m.assess()
@@ -255,6 +285,9 @@ func (l *line) answered(r *Response) {
 		}
 		for _, a := range s.asks {
 			a.heard = true
+			if r.Session == 0 {
+				delete(l.late, a.ask.ID)
+			}
 			if r.Session == 0 && l.asks[a.ask.ID] == a && !decides(r, a.ask.ID) {
 				delete(l.asks, a.ask.ID)
 				a.decided <- askingOutcome{outcome: outAgain}
@@ -336,6 +369,9 @@ func (l *line) serve(ctx context.Context) {
 		case <-l.poke:
 		}
 		heard, err := l.stream(ctx)
+		l.mu.Lock()
+		clear(l.late)
+		l.mu.Unlock()
 		if ctx.Err() != nil {
 			l.fail(outAgain)
 			return

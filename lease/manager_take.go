@@ -300,9 +300,9 @@ func (t *taking) await(l *line, a *asking, which uint32, began int64) (refused i
 		select {
 		case d = <-a.decided:
 		case <-t.timeout():
-			return t.missed(l, which, began, l.giveUp(a))
+			return t.missed(l, which, began, l.giveUp(a, t.cs, which))
 		case <-t.ctx.Done():
-			l.giveUp(a)
+			l.giveUp(a, t.cs, which)
 			return t.gone(which)
 		}
 	}

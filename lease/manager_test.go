@@ -322,6 +322,41 @@ func TestManagersShareExactly(t *testing.T) {
 	})
 }
 
+// TestManagerGivesBackWhatCameTooLate: what an owner took for a request that waited no longer for its word goes back when
+// that comes.
+func TestManagerGivesBackWhatCameTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 0, 0, 0)
+		units := chargeOn("0acme", bucketOf(1, 5*time.Second, 10), 1)
+		slots := chargeOn("0acme", &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 10, Revision: 1}, 1)
+		slots.Key.Limit = "streams"
+		n := w.nodes[1]
+		takeBoth := func() bool {
+			return n.Take(context.Background(), []limiter.Charge{units, slots}, make([]limiter.Decision, 2)) == -1
+		}
+		if !takeBoth() {
+			t.Fatal("refused one of ten")
+		}
+		w.net.Delay("n1", "n2", 300*time.Millisecond) // beyond the budget
+		for range 3 {
+			if takeBoth() {
+				t.Fatal("admitted before the owner's word came")
+			}
+		}
+		w.net.Heal()
+		time.Sleep(time.Second)
+		for i := range 9 {
+			if !takeBoth() {
+				t.Fatalf("%d of nine that are left", i)
+			}
+		}
+		if takeBoth() {
+			t.Error("eleven of ten")
+		}
+	})
+}
+
 // TestManagerAlone decides as a bucket in one process does.
 func TestManagerAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -45,7 +45,7 @@ type Report struct {
 }
 
 // Ask is a request's charges on buckets of one owner, to be taken all or none. It is sent once:
-// who hears nothing in time gives it up, and what it took is spent.
+// who hears nothing in time gives it up, and what it took is spent, or refunded if the decision still comes.
 type Ask struct {
 	ID      uint64 // of this holder; never used twice
 	Wait    int64  // ns that the owner may take over a recall before it refuses
