@@ -29,10 +29,12 @@ fuzz: ## every fuzz target for FUZZTIME each
 
 SEEDS ?= 100000
 MONEY_SEEDS ?= 10000
-sim: ## the simulations of view leases and of leases over SEEDS seeds, of money over MONEY_SEEDS; HEADGATE_SIM_SEED=N or HEADGATE_MONEY_SEED=N replays one
+FILL_SEEDS ?= 10000
+sim: ## the simulations of view leases and of leases over SEEDS seeds, of money over MONEY_SEEDS, of the cache over FILL_SEEDS; HEADGATE_SIM_SEED=N, HEADGATE_MONEY_SEED=N or HEADGATE_FILL_SEED=N replays one
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation' -v ./cluster
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
 	HEADGATE_MONEY_SEEDS=$(MONEY_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestMoneySimulation' -v ./cmd/node
+	HEADGATE_FILL_SEEDS=$(FILL_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestFillSimulation$$' -v ./cache
 	HEADGATE_SEARCH_MESSAGES=8 HEADGATE_SEARCH_SETTLES=0 HEADGATE_SEARCH_REPEATS=0 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
 
 SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemCache|SystemUsage|SystemRelease
@@ -48,12 +50,13 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	cp "$$($(GO) env GOROOT)/lib/time/zoneinfo.zip" cluster/ledger/zoneinfo.zip
 
 SOAK ?= 10m
-soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then MONEY_SEEDS and SEEDS of the simulations; nothing may be left behind, or lost
+soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then MONEY_SEEDS and SEEDS of the simulations, then a million steps of the hunt for leaks; nothing may be left behind, or lost
 	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestKillAny' -v ./cmd/headgate
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestLeasesSoak$$' -v ./cmd/headgate
 	HEADGATE_MONEY_SEEDS=$(MONEY_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestMoneySimulation' -v ./cmd/node
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
+	HEADGATE_LEAK_STEPS=1000000 $(GO) test -count=1 -timeout 1h -run 'Leak' -v ./cache ./proxy
 
 LINT ?= v2.15.0
 lint: ## golangci-lint, built once into .cache

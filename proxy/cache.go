@@ -16,9 +16,10 @@ import (
 
 // Bounds of what the cache is asked.
 const (
-	maxCacheTags = 16  // of a request or an answer
-	maxCacheTag  = 128 // bytes
-	maxRejoins   = 2   // after another's answer broke off before its first byte came here
+	maxCacheTags  = 16               // of a request or an answer
+	maxCacheTag   = 128              // bytes
+	streamSilence = 30 * time.Second // of a stream that another leads, before its first byte
+	maxRejoins    = 2                // after another's answer broke off before its first byte came here
 )
 
 // Cache is what the front door needs of the cache of answers. It is safe for concurrent use.
@@ -80,6 +81,7 @@ type CacheAsk struct {
 	Early    bool // if another is at it already, or it is younger than Age by now, that is enough
 	Age      time.Duration
 	MaxEntry int64
+	LeadFor  time.Duration // how long another may lead without a byte that others see
 }
 
 // CacheTurn is what to do next. One of Hit, Fill, Live and Failed is set, or none: then the
@@ -496,7 +498,7 @@ func (x *exchange) join() (CacheTurn, error) {
 		return CacheTurn{Hit: x.p.cfg.Elements.GetMany(ctx, [][32]byte{c.key})[0]}, nil
 	}
 	t, err := x.p.cfg.Cache.Join(ctx, &CacheAsk{
-		Key: c.key, Live: x.in.Stream, Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes,
+		Key: c.key, Live: x.in.Stream, LeadFor: x.leadFor(), Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes,
 	})
 	switch {
 	case err == nil:
@@ -508,6 +510,15 @@ func (x *exchange) join() (CacheTurn, error) {
 		return t, errStopping
 	}
 	return t, err
+}
+
+// leadFor is how long another may go on without a sign before this request asks the model, too. An
+// answer that is not streamed gives none before its end.
+func (x *exchange) leadFor() time.Duration {
+	if x.in.Stream {
+		return min(streamSilence, x.timeout/2)
+	}
+	return x.timeout / 2
 }
 
 // lead gets the answer from a backend, for itself or also for those who wait for it.

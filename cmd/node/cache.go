@@ -151,7 +151,7 @@ func kept(h *cache.Hit) *proxy.Cached {
 
 // Join see proxy.Cache.
 func (a answers) Join(ctx context.Context, ask *proxy.CacheAsk) (proxy.CacheTurn, error) {
-	t, err := a.Exact.Join(ctx, &cache.Ask{Key: ask.Key, Live: ask.Live, Refresh: ask.Refresh, Early: ask.Early, Age: ask.Age, MaxEntry: ask.MaxEntry})
+	t, err := a.Exact.Join(ctx, &cache.Ask{Key: ask.Key, Live: ask.Live, Refresh: ask.Refresh, Early: ask.Early, Age: ask.Age, MaxEntry: ask.MaxEntry, LeadFor: ask.LeadFor})
 	if err != nil {
 		return proxy.CacheTurn{}, err
 	}
