@@ -65,6 +65,10 @@ type setup struct {
 	by        limiter.By        // as what its decisions pass
 	unready   bool              // no snapshot is applied
 	switches  *proxy.Switches
+
+	surfaces []*proxy.Surface // if any, there is a cache, and the default caller may name any, and a user; it is of the first
+	watch    proxy.CacheWatch
+	hearing  func() bool // of what is void; nil: always
 }
 
 // world is a running gateway before a running model server. When the test ends it
@@ -81,6 +85,7 @@ type world struct {
 	private  *lease.Local // this node's, while that is out of reach
 	lender   *lender      // of both
 	till     *till
+	shelf    *shelf // nil: there is no cache
 	reg      *prometheus.Registry
 	caller   *proxy.Caller
 	snap     *proxy.Snapshot
@@ -154,11 +159,17 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	if s.log != nil {
 		log = s.log
 	}
+	var kept proxy.Cache
+	var elements proxy.Elements
+	if len(s.surfaces) > 0 {
+		w.shelf = newShelf(t)
+		kept, elements = w.shelf, w.shelf
+	}
 	w.proxy = must[*proxy.Proxy](t)(proxy.New(proxy.Config{
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
 		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Degraded: w.lender.degraded, Where: w.lender.where,
-		Money: w.till, BudgetStatus: s.broke,
+		Money: w.till, BudgetStatus: s.broke, Cache: kept, Elements: elements, Watch: s.watch, Hearing: s.hearing,
 	}))
 	w.proxy.SetSwitches(s.switches)
 	if !s.unready {
@@ -169,6 +180,9 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 // apply makes the snapshot of s.
 func (w *world) apply(s setup) {
 	w.caller = &proxy.Caller{KeyID: "k1", Tenant: "acme", Limits: s.limits, LastUsed: new(atomic.Int64)}
+	if len(s.surfaces) > 0 {
+		w.caller.AnySurface, w.caller.AssertUser, w.caller.OnlySurface = true, true, s.surfaces[0].Name
+	}
 	if s.change != nil {
 		s.change(w.caller)
 	}
@@ -185,12 +199,15 @@ func (w *world) apply(s setup) {
 		s.models = []*proxy.Model{model("m", "vllm")}
 	}
 	w.snap = &proxy.Snapshot{
-		Revision: 1, Models: map[string]*proxy.Model{},
+		Revision: 1, Models: map[string]*proxy.Model{}, Surfaces: map[string]*proxy.Surface{},
 		Lookup: func(h [32]byte) (*proxy.Caller, bool) { c, ok := byHash[h]; return c, ok },
 	}
 	for _, m := range s.models {
 		w.snap.Models[m.Name] = m
 		w.snap.ModelNames = append(w.snap.ModelNames, m.Name)
+	}
+	for _, surface := range s.surfaces {
+		w.snap.Surfaces[surface.Name] = surface
 	}
 	for alias, name := range s.aliases {
 		w.snap.Models[alias] = w.snap.Models[name]
