@@ -69,6 +69,7 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
 	$(GO) run ./bench/money -out bench/results
+	$(GO) run ./bench/cache -out bench/results
 	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results

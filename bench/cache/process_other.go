@@ -1,0 +1,11 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+// cpuTime is the processor time that a process has used: not known here.
+func cpuTime(int) (time.Duration, error) { return 0, nil }
+
+// machineLoad is that of the last minute: not known here.
+func machineLoad() string { return "unknown" }
