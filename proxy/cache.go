@@ -194,6 +194,7 @@ type consult struct {
 	stale   *Cached   // what may be served where the model fails
 	fill    CacheFill // this request leads
 	early   bool      // nobody waits for this request: it refreshes what is kept
+	missed  bool // and counted so
 	pub     publisher
 	tier    string // that answered: exact, stale, live or ""
 	age     time.Duration
@@ -526,7 +527,7 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	c := &x.cache
 	c.fill, c.stale, c.pub = t.Fill, t.Stale, publisher{}
 	x.cacheHeader("miss")
-	x.cached("miss")
+	x.missed()
 	if !metered {
 		if err := x.admitRest(); err != nil {
 			x.endFill(FillEnd{Kind: FillRefused})
@@ -543,6 +544,19 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 		return nil
 	}
 	return err
+}
+
+// missed counts that the cache had no answer: once a request, whatever the models that it falls back to.
+func (x *exchange) missed() {
+	c := &x.cache
+	switch {
+	case c.missed:
+	case c.mode == cacheRefresh: // nothing was looked up
+		x.cached("refresh")
+	default:
+		x.cached("miss")
+	}
+	c.missed = true
 }
 
 // isRefusal: the gateway's own word, not a failure of the model's.
