@@ -161,8 +161,12 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 			header.Add(name, v)
 		}
 	}
+	user := q.User
+	if user == caller.User { // all requests with the key are this user's, who need not be named
+		user = ""
+	}
 	v, err := n.proxy.CacheVerdict(&proxy.CacheQuestion{
-		Caller: caller, User: q.User, Surface: q.Surface, Path: q.Path, Query: q.Query, Header: header, Body: q.Body,
+		Caller: caller, User: user, Surface: q.Surface, Path: q.Path, Query: q.Query, Header: header, Body: q.Body,
 	})
 	if err != nil {
 		return nil, nil, ofFrontDoor(err)
