@@ -357,6 +357,51 @@ func TestManagerGivesBackWhatCameTooLate(t *testing.T) {
 	})
 }
 
+// TestManagersRefuseNoFreeSlot: as many requests at once as there are slots are all let through, by whatever nodes they come
+// and wherever the slots were used before.
+func TestManagersRefuseNoFreeSlot(t *testing.T) {
+	for _, delay := range []time.Duration{0, time.Millisecond, 7 * time.Millisecond, 15 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 5)
+			w.step(w.nodes, 3, 3, 3, 3)
+			for _, from := range w.nodes {
+				for _, to := range w.nodes {
+					if from != to {
+						w.net.Delay(from.self.Name, to.self.Name, delay)
+					}
+				}
+			}
+			eight := chargeOn("0eight", &limiter.Limit{Algorithm: limiter.Semaphore, Burst: 8, Revision: 1}, 1)
+			atOnce := func(round int, by func(i int) *node) {
+				var wg sync.WaitGroup
+				for i := range 8 {
+					wg.Go(func() {
+						cs, ds := []limiter.Charge{eight}, make([]limiter.Decision, 1)
+						if by(i).Take(context.Background(), cs, ds) != -1 {
+							t.Errorf("%s each way, round %d: one of eight is refused: %+v", delay, round, ds[0])
+							return
+						}
+						time.Sleep(time.Second)
+						by(i).Settle(cs, []int64{0}, ds)
+					})
+				}
+				wg.Wait()
+			}
+			for round, by := range []func(i int) *node{
+				func(int) *node { return w.nodes[0] },
+				func(i int) *node { return w.nodes[i%5] },
+				func(int) *node { return w.nodes[0] },
+				func(int) *node { return w.nodes[3] },
+				func(i int) *node { return w.nodes[1+i%4] },
+				func(int) *node { return w.nodes[4] },
+			} {
+				atOnce(round, by)
+				time.Sleep(300 * time.Millisecond)
+			}
+		})
+	}
+}
+
 // TestManagerAlone decides as a bucket in one process does.
 func TestManagerAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package lease
 import (
 	"hash/maphash"
 	"math"
+	"slices"
 
 	"headgate/limiter"
 )
@@ -112,6 +113,7 @@ type step struct {
 	answer  *Response
 	pushes  []*Response
 	dirty   []leaseRef // leases to be sent
+	recalls []uint32   // of which these are recalled: their holders answer a push at once, and no answer
 	stirred []uint32   // buckets whose parked asks may go on
 	wants   []want     // leases to be sized
 }
@@ -206,7 +208,7 @@ func (o *Owner) admit(at Instant, r *Request) *peer {
 func (o *Owner) begin(at Instant) {
 	s := &o.step
 	o.steps++
-	*s = step{at: at, dirty: s.dirty[:0], stirred: s.stirred[:0], wants: s.wants[:0]}
+	*s = step{at: at, dirty: s.dirty[:0], recalls: s.recalls[:0], stirred: s.stirred[:0], wants: s.wants[:0]}
 }
 
 // to is the response to a peer in this step.
@@ -214,6 +216,11 @@ func (o *Owner) to(p *peer) *Response {
 	if o.step.answer != nil && o.step.answer.Holder == p.incarnation {
 		return o.step.answer
 	}
+	return o.push(p)
+}
+
+// push is the response to a peer in this step that answers nothing.
+func (o *Owner) push(p *peer) *Response {
 	for _, r := range o.step.pushes {
 		if r.Holder == p.incarnation {
 			return r
@@ -248,6 +255,9 @@ func (o *Owner) flush() []*Response {
 			continue
 		}
 		r := o.to(p)
+		if slices.Contains(o.step.recalls, ref.series) {
+			r = o.push(p)
+		}
 		o.touch(o.step.at, o.bucketOf(ref.id)) // for the level that is told
 		if len(r.Leases) < maxReports {
 			r.Leases = append(r.Leases, o.leaseOf(ref.id, s))

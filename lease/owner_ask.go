@@ -252,7 +252,11 @@ func (o *Owner) backs(at Instant, b *bucket, but *peer) (units int64) {
 			continue
 		}
 		if s.is(seriesSlots) {
-			units += min(s.depth, s.lent()) // any of them may be free by now
+			depth := s.depth
+			if s.is(seriesPending) {
+				depth = max(depth, s.oldDepth) // they were recalled for others, and more may come than those need
+			}
+			units += min(depth, s.lent()) // any of them may be free by now
 			continue
 		}
 		units += o.has(at, b, s)
@@ -497,6 +501,7 @@ func (o *Owner) recallOne(at Instant, id uint32, b *bucket, i uint32, need int64
 	}
 	o.set(b, s, share, min(keep, s.depth))
 	o.send(id, i)
+	o.step.recalls = append(o.step.recalls, i)
 	o.stats.Recalls++
 	if s.is(seriesSlots) {
 		return min(level, need)
