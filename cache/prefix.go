@@ -105,8 +105,8 @@ func NewPrefixes() *Prefixes {
 	return p
 }
 
-// Note counts a request, and looks at one in 16: that takes up to a millisecond for each 4 MiB
-// of the body, and nothing where it is longer than 1 MiB.
+// Note counts a request, and looks at one in 16, unless its body is longer than 1 MiB: that takes
+// some milliseconds at most.
 func (p *Prefixes) Note(r *Prompt, now int64) {
 	name := prefixName{r.Tenant, r.Surface, r.Template, r.Model}
 	if !p.count(name, r, now) {
@@ -139,9 +139,8 @@ func (p *Prefixes) count(name prefixName, r *Prompt, now int64) bool {
 		if len(p.templates) >= maxTemplates && !p.makeRoom(now) {
 			return false
 		}
-		name = prefixName{strings.Clone(name.tenant), strings.Clone(name.surface), strings.Clone(name.template), strings.Clone(name.model)}
 		t = &prefixTemplate{}
-		p.templates[name] = t
+		p.templates[prefixName{strings.Clone(name.tenant), strings.Clone(name.surface), strings.Clone(name.template), strings.Clone(name.model)}] = t
 	}
 	t.last = max(t.last, now)
 	t.requests, t.input, t.cached = t.requests+1, t.input+r.Input, t.cached+r.Cached
@@ -239,10 +238,12 @@ func (t *prefixTemplate) lint(least int64) (FindingKind, string) {
 	switch {
 	case cached >= goodShare:
 		return FindingGood, ""
-	case begins < shortPrefix && recurs >= muchRecurs && prompt >= shortPrompt && tokens >= least:
+	case tokens < least:
+		return FindingTooShort, fmt.Sprintf("prompts have about %d tokens, and the provider caches no prefix below %d (prefix_minimum): nothing is reused, whatever stands first. %s", tokens, least, byEstimate)
+	case begins < shortPrefix && recurs >= muchRecurs && prompt >= shortPrompt:
 		return FindingVarying, fmt.Sprintf("prompts have about %d tokens, and the first %d are what one has in common with another, though %.0f %% of the text comes again: "+
 			"what varies stands first. Put it last (a date, a name, an id; after the instructions), so that the provider can reuse what does not vary. %s", tokens, stable, 100*recurs, byEstimate)
-	case least > 0 && stable < least && prefix >= promptBlock:
+	case stable < least && prefix >= promptBlock:
 		return FindingTooShort, fmt.Sprintf("prompts have about %d tokens, of which the first %d do not vary, and the provider caches no prefix below %d (prefix_minimum): "+
 			"nothing is reused. Put more that does not vary first (examples, definitions), or do without. %s", tokens, stable, least, byEstimate)
 	case stable >= max(least, longPrefix) && cached < noShare && t.recent.requests >= unusedRequests && t.recent.input > 0:

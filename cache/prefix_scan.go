@@ -116,20 +116,26 @@ func (s *promptScan) content(v uint32) {
 
 func (s *promptScan) write(text []byte) {
 	text = text[:min(len(text), maxPromptText-s.size)]
-	for _, c := range text {
-		s.block[s.size%promptBlock] = c
-		s.size++
-		if s.size%promptBlock == 0 {
+	for rest := text; len(rest) > 0; {
+		n := copy(s.block[s.size%promptBlock:], rest)
+		rest = rest[n:]
+		if s.size += n; s.size%promptBlock == 0 {
 			s.hang(s.block[:])
 		}
-		s.roll = s.roll<<1 + s.gear[c]
-		s.chunk = (s.chunk ^ uint64(c)) * 0x100000001b3 // FNV-1a
-		s.length++
+	}
+	roll, chunk, length := s.roll, s.chunk, s.length
+	for _, c := range text {
+		roll = roll<<1 + s.gear[c]
+		chunk = (chunk ^ uint64(c)) * 0x100000001b3 // FNV-1a
+		length++
 		// one byte in 64 ends a chunk
-		if s.length >= minPromptChunk && s.roll>>58 == 0 || s.length == maxPromptChunk {
+		if length >= minPromptChunk && roll>>58 == 0 || length == maxPromptChunk {
+			s.chunk, s.length = chunk, length
 			s.cut()
+			chunk, length = s.chunk, s.length
 		}
 	}
+	s.roll, s.chunk, s.length = roll, chunk, length
 }
 
 // hang adds a link to the chain.

@@ -3,7 +3,6 @@ package cache
 import (
 	"cmp"
 	"hash/maphash"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -139,7 +138,7 @@ type watched struct {
 	name        watchName
 	personal    bool
 	count       [watchKinds]int64
-	whys        map[string]int64
+	whys        map[string]*int64
 	saved       int64
 	first, last int64 // when it was asked for
 
@@ -223,9 +222,10 @@ func (w *Watch) find(name watchName, now int64) (*watchShard, *watched) {
 		w.rest.mu.Lock()
 		return &w.rest, w.rest.pairs[watchName{OtherWatched, OtherWatched}]
 	}
-	name = watchName{strings.Clone(name.tenant), strings.Clone(name.surface)}
-	p = &watched{name: name, first: now, head: binOf(now)}
-	s.pairs[name] = p
+	// a variable of its own, or e and its closure would be taken to escape from Note
+	own := watchName{strings.Clone(name.tenant), strings.Clone(name.surface)}
+	p = &watched{name: own, first: now, head: binOf(now)}
+	s.pairs[own] = p
 	return s, p
 }
 
@@ -256,18 +256,22 @@ func (p *watched) why(why string, n int64) {
 	if len(why) > maxWhy {
 		why = strings.ToValidUTF8(why[:maxWhy], "")
 	}
-	_, known := p.whys[why]
+	c := p.whys[why]
 	switch {
-	case known:
+	case c != nil:
 	case len(p.whys) >= maxWhys:
-		why = OtherWatched
+		if c = p.whys[OtherWatched]; c == nil {
+			c = new(int64)
+			p.whys[OtherWatched] = c
+		}
 	default:
 		if p.whys == nil {
-			p.whys = make(map[string]int64)
+			p.whys = make(map[string]*int64)
 		}
-		why = strings.Clone(why)
+		c = new(int64)
+		p.whys[strings.Clone(why)] = c
 	}
-	p.whys[why] += n
+	*c += n
 }
 
 // binOf numbers the minutes.
@@ -349,7 +353,7 @@ func (w *Watch) tidy(now int64) {
 			rest.count[i] += n
 		}
 		for why, n := range p.whys {
-			rest.why(why, n)
+			rest.why(why, *n)
 		}
 		rest.saved += p.saved
 	}
@@ -386,8 +390,14 @@ func (p *watched) line(now int64) Line {
 		Requests: lookups + c[watchFailed] + c[watchBypass] + c[watchUncacheable],
 		Exact:    c[watchExact], Stale: c[watchStale], Live: c[watchLive], Misses: c[watchMiss], Partial: c[watchPartial],
 		StaleIfError: c[watchStaleIfError], Failed: c[watchFailed], Bypass: c[watchBypass],
-		Uncacheable: maps.Clone(p.whys), SavedNanoUSD: p.saved,
-		HitRate: shareOf(hits, lookups), Recent: shareOf(recent.hits, recent.lookups), RecentOf: recent.lookups,
+		SavedNanoUSD: p.saved,
+		HitRate:      shareOf(hits, lookups), Recent: shareOf(recent.hits, recent.lookups), RecentOf: recent.lookups,
+	}
+	if len(p.whys) > 0 {
+		l.Uncacheable = make(map[string]int64, len(p.whys))
+	}
+	for why, n := range p.whys {
+		l.Uncacheable[why] = *n
 	}
 	for kind := range p.episodes {
 		if p.episodes[kind].open {

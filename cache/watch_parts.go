@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"hash/maphash"
 	"slices"
 	"strings"
@@ -49,7 +50,7 @@ func sampleKey(seed maphash.Seed, c *Context) []samplePart {
 		if !p.Counted {
 			continue
 		}
-		name, hash := p.Name, maphash.String(seed, p.Hash)
+		name, hash := p.Name, maphash.String(seed, p.Name)^maphash.String(seed, p.Hash)
 		switch odd := strings.HasPrefix(name, "body["); {
 		case odd:
 			name = sampleOdd
@@ -118,49 +119,48 @@ func (w *Watch) dropSamples(p *watched, now int64) {
 	}
 }
 
-// differing names the parts in which samples differ, those that do most often where the rest is
-// equal first. same says that most of the samples do not differ at all.
+// differing names the parts in which samples differ that differ least, those that do so most often
+// first: what makes a key of its own of a request that is otherwise as another. same says that
+// most of the samples do not differ at all.
 func differing(samples []keySample) (names []string, same bool) {
 	type standing struct {
-		name  string
-		place int // in the request
-		score float64
+		part  samplePart // its hash is its place in the request
+		often int
 	}
-	standings := make(map[unique.Handle[string]]*standing)
-	pairs, equal := 0, 0
-	var diff []samplePart // and their places, as hashes
+	var list []standing
+	var diff []samplePart
+	pairs, equal, least := 0, 0, maxSampleParts*2
 	for i := range samples {
 		for j := range samples[:i] {
 			pairs++
-			if diff = sampleDiff(diff[:0], samples[i].parts, samples[j].parts); len(diff) == 0 {
+			diff = sampleDiff(diff[:0], samples[i].parts, samples[j].parts)
+			switch n := len(diff); {
+			case n == 0:
 				equal++
+				continue
+			case n > least:
+				continue
+			case n < least:
+				least, list = n, list[:0]
 			}
 			for _, d := range diff {
-				s := standings[d.name]
-				if s == nil {
-					s = &standing{name: d.name.Value(), place: int(d.hash)}
-					standings[d.name] = s
+				k := slices.IndexFunc(list, func(s standing) bool { return s.part.name == d.name })
+				if k < 0 {
+					k, list = len(list), append(list, standing{part: d})
 				}
-				s.score += 1 / float64(len(diff))
+				list[k].often++
 			}
 		}
 	}
-	if pairs == 0 || 2*equal > pairs {
-		return nil, pairs > 0
+	if 2*equal > pairs {
+		return nil, true
 	}
-	list := make([]*standing, 0, len(standings))
-	for _, s := range standings {
-		list = append(list, s)
-	}
-	slices.SortFunc(list, func(a, b *standing) int {
-		if d := b.score - a.score; d > 1e-9 || d < -1e-9 {
-			return int(d / max(d, -d))
-		}
-		return a.place - b.place
+	slices.SortFunc(list, func(a, b standing) int {
+		return cmp.Or(cmp.Compare(b.often, a.often), cmp.Compare(a.part.hash, b.part.hash))
 	})
 	for _, s := range list {
-		if len(names) < maxNamed && 2*s.score >= list[0].score {
-			names = append(names, s.name)
+		if len(names) < maxNamed && 2*s.often >= list[0].often {
+			names = append(names, s.part.name.Value())
 		}
 	}
 	return names, false
