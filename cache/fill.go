@@ -440,8 +440,11 @@ func (f *Fill) Failed(x Failure) {
 // Abandon ends the fill: there was no answer. The next who waits leads; after two that count all pass.
 func (f *Fill) Abandon(counts bool) { f.end(&up{kind: upAbandon, counts: counts}, ErrBroken) }
 
-// Broken ends the fill: its stream broke off. Readers get ErrBroken, the next who got no byte leads. It counts
-// like Abandon(true).
+// statusBroken is that of a Failure which no model has worded: streams broke off.
+const statusBroken = 502
+
+// Broken ends the fill: its stream broke off. Readers get ErrBroken, the next who got no byte leads. After the
+// second time all get TurnFailed, without a body.
 func (f *Fill) Broken() { f.end(&up{kind: upBroken}, ErrBroken) }
 
 // Reader follows another's stream. Next is for one goroutine at a time.

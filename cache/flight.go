@@ -345,11 +345,11 @@ func (r *referee) unshareable(l *lead, whole bool, now int64) {
 }
 
 // failed is a lead that came to nothing: the next leads, unless enough have tried. Then all get what
-// the last one came to, x, or a pass where that is nothing.
-func (r *referee) failed(l *lead, counts bool, x Failure, reason string, now int64) {
+// the last one came to, x, or a pass where that is nothing. whole: who followed saw the error pass.
+func (r *referee) failed(l *lead, counts, whole bool, x Failure, reason string, now int64) {
 	f := l.by.flight
 	held := f.lock == l
-	r.over(l, x.Status != 0) // who followed saw the error pass
+	r.over(l, whole)
 	if counts {
 		f.tries++
 	}
@@ -377,7 +377,7 @@ func (r *referee) leave(s *session, now int64) {
 	f.unqueue(s)
 	f.sessions = slices.DeleteFunc(f.sessions, func(o *session) bool { return o == s })
 	for _, l := range slices.DeleteFunc(slices.Clone(f.leads), func(l *lead) bool { return l.by != s }) {
-		r.failed(l, false, Failure{}, handLost, now)
+		r.failed(l, false, false, Failure{}, handLost, now)
 	}
 	s.flight = nil
 	r.settle(f, now)

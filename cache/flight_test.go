@@ -33,6 +33,7 @@ func TestReferee(t *testing.T) {
 					m.r.slow(f, m.now)
 				}
 				m.r.prune(m.now)
+				m.hear()
 			},
 		})
 		m.t = t
@@ -138,11 +139,11 @@ func (m *refereeMachine) end(l *lead) {
 	case 1:
 		m.r.unshareable(l, true, m.now)
 	case 2:
-		m.r.failed(l, true, Failure{Status: 500}, handFailed, m.now)
+		m.r.failed(l, true, true, Failure{Status: 500}, handFailed, m.now)
 	case 3:
-		m.r.failed(l, false, Failure{}, handGivenUp, m.now)
+		m.r.failed(l, false, false, Failure{}, handGivenUp, m.now)
 	case 4:
-		m.r.failed(l, true, Failure{}, handBroken, m.now)
+		m.r.failed(l, true, false, Failure{Status: statusBroken}, handBroken, m.now)
 	}
 }
 
@@ -237,7 +238,7 @@ func (m *refereeMachine) finish() {
 		if len(all) == 0 {
 			break
 		}
-		m.r.failed(all[0], false, Failure{}, handGivenUp, m.now)
+		m.r.failed(all[0], false, false, Failure{}, handGivenUp, m.now)
 		m.hear()
 	}
 	for _, s := range m.sessions {

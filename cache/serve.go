@@ -222,11 +222,11 @@ func (v *serving) hear(u *up) error {
 	case upUnshareable:
 		e.referee.unshareable(l, !u.cut, now)
 	case upFailed:
-		e.referee.failed(l, true, u.failure, handFailed, now)
+		e.referee.failed(l, true, true, u.failure, handFailed, now)
 	case upAbandon:
-		e.referee.failed(l, u.counts, Failure{}, handGivenUp, now)
+		e.referee.failed(l, u.counts, false, Failure{}, handGivenUp, now)
 	case upBroken:
-		e.referee.failed(l, true, Failure{}, handBroken, now)
+		e.referee.failed(l, true, false, Failure{Status: statusBroken}, handBroken, now)
 	}
 	return nil
 }
@@ -287,7 +287,7 @@ func (v *serving) whole(u *up) error {
 	case valid:
 		e.referee.done(l, u.entry, u.kind == upStore, e.cfg.Now())
 	default:
-		e.referee.failed(l, true, Failure{}, handInvalid, e.cfg.Now())
+		e.referee.failed(l, true, false, Failure{}, handInvalid, e.cfg.Now())
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,8 @@ type CacheLife struct {
 type Cached struct {
 	ContentType                string
 	Body                       []byte // not to be written to
-	Input, CachedInput, Output int64  // tokens that it took
+	Tags                       []string
+	Input, CachedInput, Output int64 // tokens that it took
 	Age                        time.Duration
 	Stale                      bool // older than its time
 	Refresh                    bool // this request is the one that should refresh it
@@ -186,15 +188,16 @@ const (
 type consult struct {
 	mode    cacheMode
 	tags    []string
-	surface *Surface  // nil: it has no cache, or none was named
-	why     string    // why the answer is not kept; "": it may be
-	model   *Model    // that key is for
-	key     [32]byte  // once it is known
-	kept    *Cached   // found on this node
-	stale   *Cached   // what may be served where the model fails
-	fill    CacheFill // this request leads
-	early   bool      // nobody waits for this request: it refreshes what is kept
-	missed  bool // and counted so
+	surface *Surface      // nil: it has no cache, or none was named
+	why     string        // why the answer is not kept; "": it may be
+	model   *Model        // that key is for
+	key     [32]byte      // once it is known
+	kept    *Cached       // found on this node
+	stale   *Cached       // what may be served where the model fails
+	fill    CacheFill     // this request leads
+	early   bool          // nobody waits for this request: it refreshes what is kept
+	missed  bool          // and counted so
+	waited  time.Duration // for others' answers
 	pub     publisher
 	tier    string // that answered: exact, stale, live or ""
 	age     time.Duration
@@ -263,16 +266,45 @@ func (x *exchange) consider(m *Model) error {
 	}
 	c.surface = s
 	x.model = m
-	if c.why = x.uncacheable(); c.why != "" {
-		return x.onlyKept()
+	if c.mode == cacheBypass {
+		return nil
 	}
-	if err := x.deriveKey(); err != nil {
-		return err
+	if c.why = x.uncacheable(); c.why == "" {
+		c.why = x.deriveKey()
+	}
+	if c.why != "" {
+		return x.onlyKept()
 	}
 	if c.mode == cacheUse || c.mode == cacheOnly {
 		c.kept, _ = x.p.cfg.Cache.Look(c.key)
+		if c.kept != nil && !x.tagged(c.kept) {
+			c.kept = nil
+		}
 	}
 	return nil
+}
+
+// tagged says whether an answer that was kept has the tags of this request. Where it has not, its end
+// would not come with theirs: it is asked for anew, and kept with both.
+func (x *exchange) tagged(k *Cached) bool {
+	c := &x.cache
+	missing := slices.ContainsFunc(c.tags, func(tag string) bool { return !slices.Contains(k.Tags, tag) })
+	if !missing || c.mode == cacheOnly {
+		return !missing
+	}
+	c.mode, c.tags = cacheRefresh, joinTags(c.tags, k.Tags)
+	return false
+}
+
+// joinTags are both, as far as there is room.
+func joinTags(tags, more []string) []string {
+	out := slices.Clone(tags)
+	for _, tag := range more {
+		if len(out) < maxCacheTags && !slices.Contains(out, tag) {
+			out = append(out, tag)
+		}
+	}
+	return out
 }
 
 // onlyKept refuses a request for what is kept where nothing ever is.
@@ -287,20 +319,20 @@ func (x *exchange) onlyKept() error {
 	return errNotKept("no answer to this request is ever kept: " + why)
 }
 
-// deriveKey names the answer of x.model.
-func (x *exchange) deriveKey() error {
+// deriveKey names the answer of x.model. It says why there is no such name; "": there is.
+func (x *exchange) deriveKey() (why string) {
 	c := &x.cache
 	if c.model == x.model {
-		return nil
+		return ""
 	}
 	c.kept = nil // of another model
 	cc := x.cacheContext()
 	key, err := x.p.cfg.Cache.Key(&cc)
 	if err != nil {
-		return malformed(http.StatusBadRequest, "", "the body can't be brought to a canonical form: %v", err)
+		return "the body has no canonical form: " + err.Error()
 	}
 	c.key, c.model = key, x.model
-	return nil
+	return ""
 }
 
 // cacheContext is what the answer of x.model depends on. What a request is passed on with, and
@@ -338,8 +370,8 @@ func (x *exchange) try() error {
 		}
 		return x.forward()
 	}
-	if err := x.deriveKey(); err != nil {
-		return x.chargeMalformed(err)
+	if x.cache.why = x.deriveKey(); x.cache.why != "" {
+		return x.try()
 	}
 	if x.route.kind == openai.Embedding {
 		if ok, err := x.embed(); ok {
@@ -471,6 +503,10 @@ func (x *exchange) turn(metered bool) error {
 	case t.Busy:
 		x.settle(outcomeRefused)
 		return nil
+	case t.Hit != nil && !x.tagged(t.Hit):
+		if c.mode != cacheOnly {
+			return x.turn(metered)
+		}
 	case t.Hit != nil:
 		if served, err := x.serveKept(t.Hit, metered); served || err != nil {
 			return err
@@ -482,7 +518,8 @@ func (x *exchange) turn(metered bool) error {
 			return nil
 		}
 		return x.serveFailed(t.Failed)
-	case c.mode == cacheOnly:
+	}
+	if c.mode == cacheOnly {
 		x.settle(outcomeMalformed)
 		return errNotKept("no answer to this request is kept")
 	}
@@ -492,15 +529,19 @@ func (x *exchange) turn(metered bool) error {
 // join asks the cluster, for as long as the request's timeout.
 func (x *exchange) join() (CacheTurn, error) {
 	c := &x.cache
-	ctx, cancel := context.WithTimeout(x.r.Context(), x.timeout)
+	began := time.Now()
+	defer func() { c.waited += time.Since(began) }()
+	ctx, cancel := context.WithTimeout(x.r.Context(), x.timeout-min(c.waited, x.timeout))
 	defer cancel()
 	defer context.AfterFunc(x.p.uncut, cancel)()
 	if c.mode == cacheOnly {
 		return CacheTurn{Hit: x.p.cfg.Elements.GetMany(ctx, [][32]byte{c.key})[0]}, nil
 	}
-	t, err := x.p.cfg.Cache.Join(ctx, &CacheAsk{
-		Key: c.key, Live: x.in.Stream, LeadFor: x.leadFor(), Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes,
-	})
+	ask := CacheAsk{Key: c.key, Live: x.in.Stream, LeadFor: x.leadFor(), Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes}
+	if x.route.kind == openai.Embedding {
+		ask.MaxEntry = maxAnswerHeld
+	}
+	t, err := x.p.cfg.Cache.Join(ctx, &ask)
 	switch {
 	case err == nil:
 		return t, nil
@@ -535,15 +576,31 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 		}
 	}
 	err := x.forward()
-	end := FillEnd{Kind: FillAbandoned, Err: err} // unless it has ended
-	if c.pub.began {
-		end.Kind = FillBroken
-	}
-	x.endFill(end)
+	x.endFill(x.failedLead(err)) // unless it has ended
 	if err != nil && !x.answer.started && c.stale != nil && x.r.Context().Err() == nil && !isRefusal(err) && x.serveStale(c.stale) {
 		return nil
 	}
 	return err
+}
+
+// failedLead is how a fill ends whose lead came to nothing by err.
+func (x *exchange) failedLead(err error) FillEnd {
+	switch {
+	case x.cache.pub.began:
+		return FillEnd{Kind: FillBroken}
+	case err == nil:
+		return FillEnd{Kind: FillAbandoned}
+	case x.r.Context().Err() != nil, x.hurried && errors.Is(err, context.DeadlineExceeded), errors.Is(err, errStopping):
+		return FillEnd{Kind: FillRefused} // that says nothing of the model
+	case x.fallsBack && x.mayFallBack(err):
+		return FillEnd{Kind: FillAbandoned} // so may those who wait
+	}
+	return FillEnd{Kind: FillFailed, Failure: x.failure(asError(err))}
+}
+
+// failure is an error of the gateway's as those get it who wait for the same answer.
+func (x *exchange) failure(e *Error) CacheFailure {
+	return CacheFailure{Status: e.Status, ContentType: "application/json", Body: e.body(x.route.kind)}
 }
 
 // missed counts that the cache had no answer: once a request, whatever the models that it falls back to.
@@ -600,7 +657,7 @@ func (x *exchange) serveKept(k *Cached, metered bool) (served bool, err error) {
 	x.w.Header().Set("Age", strconv.FormatInt(int64(k.Age/time.Second), 10))
 	x.write(http.StatusOK, contentType, body)
 	if k.Refresh {
-		x.refreshLater()
+		x.refreshLater(k)
 	}
 	return true, nil
 }
@@ -651,6 +708,9 @@ func (x *exchange) serveStale(k *Cached) bool {
 func (x *exchange) serveFailed(f *CacheFailure) error {
 	x.cached("failed")
 	x.settle(outcomeMalformed)
+	if len(f.Body) == 0 {
+		return newError(cmp.Or(f.Status, http.StatusBadGateway), "upstream_error", "the answer broke off for two other requests that asked the same; try again")
+	}
 	x.cacheHeader("live")
 	x.write(f.Status, f.ContentType, f.Body)
 	return nil

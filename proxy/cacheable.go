@@ -19,7 +19,7 @@ func (x *exchange) uncacheable() string {
 	case s.Exact.Volatile && x.p.cfg.Hearing != nil && !x.p.cfg.Hearing():
 		return "this node is cut off and does not hear which answers are void"
 	case s.Personal && x.user == "":
-		return "the surface is personal and the request has no user"
+		return "the surface is personal and the request has no user: send X-Headgate-User with a key that has assert_user, or use a key with a user of its own"
 	case in.Background:
 		return "background: the answer is fetched later"
 	case in.PreviousResponseID != "":

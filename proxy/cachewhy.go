@@ -25,12 +25,12 @@ type CacheVerdict struct {
 	Why     string       // why no answer to it is ever kept; "": it may be
 	Model   string       // the one that would answer first
 	Key     [32]byte     // of its answer, where Why is ""
+	Inputs  [][32]byte   // of a request for embeddings, which are kept input by input: the keys of theirs; nil: it is kept as a whole
 	Context CacheContext // what the key is made of; also where Why says that none is kept, if the surface has a cache
 }
 
 // CacheVerdict says what the cache makes of q: it asks no model, charges nothing, and looks at
-// nothing that is kept, which would count as a use of it. An embeddings request is looked at as a whole, though its inputs are
-// kept one by one.
+// nothing that is kept, which would count as a use of it.
 func (p *Proxy) CacheVerdict(q *CacheQuestion) (CacheVerdict, error) {
 	r := &http.Request{Method: http.MethodPost, URL: &url.URL{Path: q.Path, RawQuery: q.Query}, Header: q.Header.Clone()}
 	if r.Header == nil {
@@ -83,14 +83,31 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 	case x.p.cfg.Cache == nil:
 		v.Why = "this node keeps no answers"
 	case x.surface == "":
-		v.Why = "the request is of no surface (X-Headgate-Surface)"
+		v.Why = "the request is of no surface: send X-Headgate-Surface with a key that may name one, or use a key that may name just one"
 	case c.surface == nil:
 		v.Why = "surface " + x.surface + " has no exact cache in the policy"
 	default:
 		v.Why, v.Key, v.Context = c.why, c.key, x.cacheContext()
-		if _, err := x.p.cfg.Cache.Key(&v.Context); err != nil {
-			return v, malformed(http.StatusBadRequest, "", "the body can't be brought to a canonical form: %v", err)
+		if _, err := x.p.cfg.Cache.Key(&v.Context); err != nil && v.Why == "" { // it also fills in the generations
+			v.Why = err.Error()
 		}
+		v.Inputs = x.inputKeys(v.Why)
 	}
 	return v, nil
+}
+
+// inputKeys are those of the inputs of a request for embeddings, unless it is kept as a whole, or not at all.
+func (x *exchange) inputKeys(why string) [][32]byte {
+	in, ok := openai.SplitInputs(x.body.Bytes())
+	if !ok || why != "" || x.route.kind != openai.Embedding || x.p.cfg.Elements == nil {
+		return nil
+	}
+	keys := make([][32]byte, in.Len())
+	for i := range keys {
+		var err error
+		if keys[i], err = x.elementKey(in.Body(i)); err != nil {
+			return nil
+		}
+	}
+	return keys
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 
 	"headgate/proxy/edge"
 	"headgate/proxy/openai"
@@ -32,6 +33,8 @@ type embedding struct {
 	tokens  int64    // of those that were kept
 	model   string   // as the backend calls it
 	missing []int
+	whole   *edge.Body // of the client's request
+	wholeIn openai.Request
 }
 
 // embed answers a request for embeddings by those that are kept, and asks a backend for the others
@@ -41,9 +44,11 @@ func (x *exchange) embed() (ok bool, err error) {
 	if !ok || x.p.cfg.Elements == nil {
 		return false, nil
 	}
-	e := &embedding{in: in}
-	if err := x.elementKeys(e); err != nil {
-		return true, x.chargeMalformed(err)
+	e := &embedding{in: in, keys: make([][32]byte, in.Len()), whole: x.body, wholeIn: x.in}
+	for i := range e.keys {
+		if e.keys[i], err = x.elementKey(in.Body(i)); err != nil {
+			return false, nil //nolint:nilerr // then it is a request like any other
+		}
 	}
 	if err := x.enter(x.caller.CachedMetered); err != nil {
 		return true, err
@@ -59,19 +64,11 @@ func (x *exchange) embed() (ok bool, err error) {
 	return true, x.askElements(e)
 }
 
-// elementKeys names the embedding of each input: it is the answer to a request for it alone.
-func (x *exchange) elementKeys(e *embedding) error {
+// elementKey names the answer to a body. That to a request for one input is the embedding of the input.
+func (x *exchange) elementKey(body [][]byte) ([32]byte, error) {
 	cc := x.cacheContext()
-	e.keys = make([][32]byte, e.in.Len())
-	for i := range e.keys {
-		cc.Body = bytes.Join(e.in.Body(i), nil)
-		key, err := x.p.cfg.Cache.Key(&cc)
-		if err != nil {
-			return malformed(http.StatusBadRequest, "input", "the body can't be brought to a canonical form: %v", err)
-		}
-		e.keys[i] = key
-	}
-	return nil
+	cc.Body = bytes.Join(body, nil)
+	return x.p.cfg.Cache.Key(&cc)
 }
 
 func (x *exchange) lookElements(e *embedding) {
@@ -81,12 +78,12 @@ func (x *exchange) lookElements(e *embedding) {
 		kept = x.p.cfg.Elements.GetMany(x.r.Context(), e.keys)
 	}
 	for i, k := range kept {
-		if k == nil {
-			e.missing = append(e.missing, i)
-			continue
+		one := openai.Embeddings{}
+		ok := k != nil && !slices.ContainsFunc(x.cache.tags, func(tag string) bool { return !slices.Contains(k.Tags, tag) })
+		if ok {
+			one, ok = openai.SplitEmbeddings(k.Body, 1)
 		}
-		one, ok := openai.SplitEmbeddings(k.Body, 1)
-		if !ok {
+		if !ok || e.model != "" && one.Model != e.model { // of one backend's model only: embeddings of two do not mix
 			e.missing = append(e.missing, i)
 			continue
 		}
@@ -106,96 +103,145 @@ func (x *exchange) serveElements(e *embedding) error {
 	return nil
 }
 
-// askElements asks a backend for the embeddings that are missing.
+// askElements asks a backend for the embeddings that are missing, or gets them from a request that
+// does. Should they turn out to be of another model than those that are kept, it asks for all.
 func (x *exchange) askElements(e *embedding) error {
-	word := "miss"
+	defer x.restore(e)
 	if len(e.missing) < len(e.keys) {
-		word = "partial"
+		x.cacheHeader("partial")
+		x.cached("partial")
+	} else {
+		x.cacheHeader("miss")
+		x.missed()
 	}
-	x.cached(word)
-	x.cacheHeader(word)
-	whole, wholeIn := x.body, x.in
-	part, err := x.reduce(e)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if x.body != whole {
-			x.body.Release()
-			x.body, x.in = whole, wholeIn
-		}
-	}()
-	if !x.caller.CachedMetered {
-		if err := x.admitRest(); err != nil {
+	for {
+		if err := x.reduce(e); err != nil {
 			return err
 		}
-	}
-	stamp := x.p.cfg.Elements.Stamp()
-	w := x.w
-	rec := &recorder{header: w.Header()}
-	x.w, x.recording = rec, true
-	err = x.forward()
-	x.w, x.recording = w, false
-	started := x.answer.started
-	x.answer.started = false
-	if rec.over {
-		return newError(http.StatusBadGateway, "upstream_error", "the embeddings are longer than %d bytes in all; send fewer inputs at once", maxEmbeddings)
-	}
-	if err != nil || !started {
-		return err
-	}
-	if x.answer.status == http.StatusOK {
-		if answer, ok := x.joinElements(e, rec.body.Bytes(), stamp); ok {
-			x.write(http.StatusOK, "application/json", answer)
+		rec, err := x.fetchElements(e)
+		if err != nil || rec == nil {
+			return err
+		}
+		if x.answer.status == http.StatusOK {
+			if answer, ok := x.joinElements(e, rec); ok {
+				x.write(http.StatusOK, "application/json", answer)
+				return nil
+			}
+		}
+		if x.answer.status != http.StatusOK || len(e.missing) == len(e.keys) {
+			x.write(x.answer.status, rec.header.Get("Content-Type"), rec.body.Bytes())
 			return nil
 		}
-		if part {
-			return newError(http.StatusBadGateway, "upstream_error", "the backend's embeddings can't be told apart; send X-Headgate-Cache: bypass")
+		x.restore(e)
+		x.cache.tier = ""
+		e.missing, e.model, e.tokens = e.missing[:0], "", 0
+		for i := range e.keys {
+			e.missing = append(e.missing, i)
 		}
 	}
-	x.write(x.answer.status, w.Header().Get("Content-Type"), rec.body.Bytes())
-	return nil
 }
 
-// reduce makes the request one for the missing inputs. part says that others are left out.
-func (x *exchange) reduce(e *embedding) (part bool, err error) {
+// reduce makes the request one for the missing inputs.
+func (x *exchange) reduce(e *embedding) error {
 	if len(e.missing) == len(e.keys) {
-		return false, nil
+		return nil
 	}
 	body := bytes.Join(e.in.Body(e.missing...), nil)
 	in, err := openai.Meter(x.route.kind, body)
-	if err != nil {
+	if err != nil { // it was read as a part of the whole
 		x.settle(outcomeFailed)
-		return true, err
+		return err
 	}
 	x.body, x.in = edge.NewBody(body), in
-	return true, nil
+	return nil
+}
+
+// restore makes it the client's request again.
+func (x *exchange) restore(e *embedding) {
+	if x.body != e.whole {
+		x.body.Release()
+		x.body, x.in = e.whole, e.wholeIn
+	}
+}
+
+// fetchElements gets the answer to the reduced request; nil if the client was answered otherwise.
+func (x *exchange) fetchElements(e *embedding) (*recorder, error) {
+	c, metered := &x.cache, x.caller.CachedMetered && x.res.open
+	var err error
+	if c.key, err = x.elementKey(e.in.Body(e.missing...)); err != nil {
+		x.settle(outcomeFailed)
+		return nil, err
+	}
+	rec := &recorder{header: x.w.Header(), stamp: x.p.cfg.Elements.Stamp()}
+	t, err := x.join()
+	switch {
+	case err != nil:
+		x.settle(outcomeFailed)
+		return nil, err
+	case t.Hit != nil:
+		x.answer.usage = openai.Usage{Input: t.Hit.Input, Known: true}
+		rec.theirs = true
+		rec.body.Write(t.Hit.Body)
+		return rec, x.settleKept("live", metered)
+	case t.Failed != nil:
+		return nil, x.serveFailed(t.Failed)
+	}
+	c.fill, c.pub = t.Fill, publisher{}
+	if !metered {
+		if err := x.admitRest(); err != nil {
+			x.endFill(FillEnd{Kind: FillRefused})
+			return nil, err
+		}
+	}
+	return rec, x.recordAnswer(rec)
+}
+
+// recordAnswer has a backend's answer recorded.
+func (x *exchange) recordAnswer(rec *recorder) error {
+	client := x.w
+	x.w, x.recording = rec, true
+	err := x.forward()
+	x.endFill(x.failedLead(err))
+	x.w, x.recording, x.answer.started = client, false, false
+	if rec.over {
+		return newError(http.StatusBadGateway, "upstream_error", "the embeddings are longer than %d bytes in all; send fewer inputs at once", maxEmbeddings)
+	}
+	return err
 }
 
 // joinElements puts the answer together and keeps what is new of it.
-func (x *exchange) joinElements(e *embedding, answer []byte, stamp uint64) ([]byte, bool) {
-	got, ok := openai.SplitEmbeddings(answer, len(e.missing))
+func (x *exchange) joinElements(e *embedding, rec *recorder) ([]byte, bool) {
+	got, ok := openai.SplitEmbeddings(rec.body.Bytes(), len(e.missing))
 	if !ok || e.model != "" && got.Model != e.model {
 		return nil, false
 	}
+	for k, i := range e.missing {
+		e.found[i] = got.Elements[k]
+	}
+	if !rec.theirs && !x.cache.pub.private {
+		x.keepElements(e, &got, rec.stamp)
+	}
+	u := got.Usage
+	u.Input += e.tokens
+	return openai.JoinEmbeddings(e.found, got.Model, u), true
+}
+
+// keepElements keeps each embedding as the answer to a request for it alone.
+func (x *exchange) keepElements(e *embedding, got *openai.Embeddings, stamp uint64) {
 	exact := x.cache.surface.Exact
 	shares := e.in.Shares(got.Usage.Input, e.missing...)
 	keys, entries := make([][32]byte, 0, len(e.missing)), make([]*CacheEntry, 0, len(e.missing))
 	for k, i := range e.missing {
-		e.found[i] = got.Elements[k]
 		one := openai.JoinEmbeddings(got.Elements[k:k+1], got.Model, openai.Usage{Input: shares[k], Known: true})
-		if int64(len(one)) > exact.MaxBytes || x.cache.pub.private {
+		if int64(len(one)) > exact.MaxBytes {
 			continue
 		}
 		keys = append(keys, e.keys[i])
 		entries = append(entries, &CacheEntry{
-			Tenant: x.caller.Tenant, Surface: x.surface, ContentType: "application/json", Body: one, Tags: x.cache.tags, Input: shares[k], Life: exact.Life,
+			Tenant: x.caller.Tenant, Surface: x.surface, ContentType: "application/json", Body: one, Tags: x.cache.pub.tags, Input: shares[k], Life: exact.Life,
 		})
 	}
 	x.p.cfg.Elements.PutMany(stamp, keys, entries)
-	u := got.Usage
-	u.Input += e.tokens
-	return openai.JoinEmbeddings(e.found, got.Model, u), true
 }
 
 // errOver: an answer is too long to be put together.
@@ -206,6 +252,8 @@ type recorder struct {
 	header http.Header
 	body   bytes.Buffer
 	over   bool
+	stamp  uint64 // when it was asked for
+	theirs bool   // another request's
 }
 
 // Header see http.ResponseWriter.

@@ -28,7 +28,7 @@ type publisher struct {
 
 // observe learns from the head of the answer what is to be done with it.
 func (x *exchange) observe(h http.Header) {
-	if x.cache.fill == nil {
+	if x.cache.fill == nil && !x.recording {
 		return
 	}
 	p := publisher{tags: x.cache.tags}
@@ -46,7 +46,7 @@ func (x *exchange) observe(h http.Header) {
 }
 
 // publishStream begins to gather what passes of s. Others may follow it, unless what comes may be
-// for nobody else.
+// for nobody else: cut to this request's own budget, or with calls of tools that are not shared.
 func (x *exchange) publishStream(s *openai.Stream) {
 	fill, pub := x.cache.fill, &x.cache.pub
 	if fill == nil {
@@ -54,7 +54,8 @@ func (x *exchange) publishStream(s *openai.Stream) {
 	}
 	pub.assembler = openai.NewAssembler(x.route.kind, maxAnswerHeld)
 	s.Assemble(pub.assembler)
-	if pub.began = !pub.private && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools); pub.began {
+	pub.began = !pub.private && !x.tab.clamped && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools)
+	if pub.began {
 		fill.Begin("text/event-stream")
 	}
 }
@@ -74,7 +75,7 @@ func (x *exchange) publishStreamEnd(s *openai.Stream) {
 	}
 	if f := s.Failure(); f != nil { // those who follow have seen it, too
 		e := newError(http.StatusBadGateway, "upstream_error", "the backend failed in the middle of the answer: %s", clip(f.Message, 512))
-		x.endFill(FillEnd{Kind: FillFailed, Failure: CacheFailure{Status: e.Status, ContentType: "application/json", Body: e.body(x.route.kind)}})
+		x.endFill(FillEnd{Kind: FillFailed, Failure: x.failure(e)})
 		return
 	}
 	body, ok := pub.assembler.JSON()
@@ -101,7 +102,10 @@ func (x *exchange) publishBodyEnd(status int, contentType string) {
 	pub := &x.cache.pub
 	switch failed := status >= http.StatusBadRequest || x.answer.failure != nil; {
 	case x.cache.fill == nil:
-	case pub.over || failed && len(pub.body) > maxFailureKept:
+	case failed && (pub.over || len(pub.body) > maxFailureKept):
+		e := newError(max(status, http.StatusBadRequest), "upstream_error", "the backend answered two requests that asked the same with an error that is too long to be repeated")
+		x.endFill(FillEnd{Kind: FillFailed, Failure: x.failure(e)})
+	case pub.over:
 		x.endFill(FillEnd{Kind: FillUnshareable})
 	case failed:
 		x.endFill(FillEnd{Kind: FillFailed, Failure: CacheFailure{Status: status, ContentType: contentType, Body: pub.body}})
@@ -121,7 +125,7 @@ func (x *exchange) judge(contentType string, body []byte) FillEnd {
 		Input: x.answer.usage.Input, CachedInput: x.answer.usage.CachedInput, Output: x.answer.usage.Output, Life: exact.Life,
 	}
 	kind := FillStore
-	if int64(len(body)) > exact.MaxBytes {
+	if int64(len(body)) > exact.MaxBytes || x.recording { // what is taken apart is kept by its parts
 		kind = FillShare
 	}
 	if x.route.generate {
@@ -180,7 +184,7 @@ func modelFailed(status int) bool {
 
 // refreshLater asks the model again for an answer that grows old, while it goes on being served.
 // It is a request of the same caller's, of class best_effort, and costs what one costs.
-func (x *exchange) refreshLater() {
+func (x *exchange) refreshLater(k *Cached) {
 	p := x.p
 	if p.refreshes.Add(1) > maxRefreshes {
 		p.refreshes.Add(-1)
@@ -190,7 +194,7 @@ func (x *exchange) refreshLater() {
 		p: p, snap: x.snap, w: nobody{http.Header{}}, r: x.r.Clone(context.WithoutCancel(x.r.Context())), start: time.Now(), ip: x.ip,
 		credential: x.credential, caller: x.caller, user: x.user, standIn: x.standIn, surface: x.surface, class: BestEffort, timeout: x.timeout,
 		noDegrade: x.noDegrade, route: x.route, body: x.body.Share(), in: x.in, asked: x.asked, model: x.model,
-		cache: consult{mode: cacheRefresh, early: true, age: x.cache.age, tags: x.cache.tags, surface: x.cache.surface},
+		cache: consult{mode: cacheRefresh, early: true, age: k.Age, tags: joinTags(x.cache.tags, k.Tags), surface: x.cache.surface},
 	}
 	y.id, y.upstreamID = requestIDs(y.r)
 	p.open.Add(1) // x is still open

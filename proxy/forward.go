@@ -71,7 +71,7 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 	defer done()
 	ctx, cancel := context.WithCancelCause(base)
 	defer cancel(nil)
-	silence := time.AfterFunc(x.timeout, func() { cancel(context.DeadlineExceeded) })
+	silence := time.AfterFunc(x.timeout-min(x.cache.waited, x.timeout), func() { cancel(context.DeadlineExceeded) })
 	defer silence.Stop()
 	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
 
@@ -87,6 +87,7 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 	defer func() { _ = resp.Body.Close() }()
 	if x.preferStale(resp.StatusCode) {
 		x.settle(outcomeMalformed)
+		x.endFill(FillEnd{Kind: FillFailed, Failure: x.failure(newError(resp.StatusCode, "upstream_error", "the backend answered with an error"))})
 		return errModelFailed
 	}
 	err = x.relay(ctx, resp, func() { silence.Reset(x.timeout) })

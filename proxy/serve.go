@@ -168,6 +168,7 @@ type exchange struct {
 	surface    string
 	class      Class
 	timeout    time.Duration
+	hurried    bool // its client has less patience than its plan
 	noDegrade  bool // only the model asked for may answer
 
 	route     *route
@@ -178,6 +179,7 @@ type exchange struct {
 	guessed   bool           // earlier is not the backend's word
 	asked     *Model         // the one asked for
 	model     *Model         // the one that answers
+	fallsBack bool           // another model may answer if this one does not
 	smaller   bool           // the ladder put a fallback before the one asked for
 	only      string         // the one endpoint that can answer, "" if any
 	owned     string         // the id of the response that was recorded as the caller's
@@ -268,7 +270,7 @@ func (x *exchange) serve() error {
 		return x.chargeMalformed(err)
 	}
 	if err := x.consider(candidates[0]); err != nil {
-		return x.chargeMalformed(err)
+		return err
 	}
 	if x.cache.kept == nil { // what is at hand costs the fleet nothing
 		if e := x.shed(); e != nil {
@@ -278,7 +280,7 @@ func (x *exchange) serve() error {
 	// A fallback is admitted and charged like the model asked for; what was reserved
 	// for the one before has been given back.
 	for i, m := range candidates {
-		x.model = m
+		x.model, x.fallsBack = m, i < len(candidates)-1
 		err = x.try()
 		if err == nil || i == len(candidates)-1 || !x.mayFallBack(err) {
 			break
@@ -334,6 +336,11 @@ func (x *exchange) unknownKey() error {
 func (x *exchange) identify() error {
 	c, h := x.caller, x.r.Header
 	x.user, x.class, x.timeout = c.User, c.Class, c.Timeout
+	for _, name := range [...]string{"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Timeout", "X-Headgate-No-Degrade"} {
+		if len(h[name]) > 1 { // which of them was meant, nobody knows
+			return malformed(http.StatusBadRequest, name, "%s is there %d times; send it once, and have proxies replace what clients sent", name, len(h[name]))
+		}
+	}
 	if u := h.Get("X-Headgate-User"); u != "" {
 		if !c.AssertUser {
 			return errForbidden("X-Headgate-User", "this key may not name a user; leave X-Headgate-User out or use a key with assert_user")
@@ -375,6 +382,7 @@ func (x *exchange) identify() error {
 		if !ok {
 			return malformed(http.StatusBadRequest, "X-Headgate-Timeout", "X-Headgate-Timeout must be seconds or a duration such as 30s, above 0 and at most %s", maxTimeout)
 		}
+		x.hurried = d < x.timeout
 		x.timeout = min(d, x.timeout)
 	}
 	return nil

@@ -144,7 +144,7 @@ func kept(h *cache.Hit) *proxy.Cached {
 		return nil
 	}
 	return &proxy.Cached{
-		ContentType: h.ContentType, Body: h.Body, Input: h.Input, CachedInput: h.CachedInput, Output: h.Output,
+		ContentType: h.ContentType, Body: h.Body, Tags: h.Tags, Input: h.Input, CachedInput: h.CachedInput, Output: h.Output,
 		Age: h.Age, Stale: h.Stale, Refresh: h.Refresh, Live: h.Tier == cache.Live,
 	}
 }

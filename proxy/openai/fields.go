@@ -305,6 +305,12 @@ func (m *meter) number(v int, into *int64, limit int64) int {
 	return end
 }
 
+// isWhole says whether raw is a whole number: what servers take for a seed.
+func isWhole(raw []byte) bool {
+	raw = bytes.TrimPrefix(raw, []byte("-"))
+	return len(raw) > 0 && !bytes.ContainsFunc(raw, func(c rune) bool { return c < '0' || c > '9' })
+}
+
 // setting notes a member that the upstream may judge in peace: it costs nothing.
 func (m *meter) setting(name []byte, at span) {
 	r, raw := &m.req, m.body[at.start:min(at.end, len(m.body))]
@@ -312,7 +318,7 @@ func (m *meter) setting(name []byte, at span) {
 	case "temperature":
 		r.Sampling.Temperature, r.Sampling.HasTemperature = temperature(raw), !isNull(raw)
 	case "seed":
-		r.Sampling.HasSeed = !isNull(raw) && (m.kind == Chat || m.kind == Completion || m.kind == Response)
+		r.Sampling.HasSeed = isWhole(raw) && (m.kind == Chat || m.kind == Completion || m.kind == Response)
 	case "store":
 		switch {
 		case string(raw) == "false":
