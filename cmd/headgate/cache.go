@@ -147,14 +147,14 @@ func printCacheStats(w io.Writer, s admin.CacheStats) {
 		fmt.Fprintln(w, "cut off\tit does not hear of invalidations")
 	}
 	if len(s.Surfaces) > 0 {
-		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tLIVE\tSTALE\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT CACHEABLE\tALERTS")
+		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tLIVE\tSTALE\tPARTIAL\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT CACHEABLE\tALERTS")
 	}
 	for _, l := range s.Surfaces {
 		recent := ""
 		if l.RecentOf > 0 {
 			recent = fmt.Sprintf("%.1f%% of %d", 100*l.Recent, l.RecentOf)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Live, l.Stale, l.Misses+l.Partial, 100*l.HitRate, recent,
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Live, l.Stale, l.Partial, l.Misses, 100*l.HitRate, recent,
 			usd(l.Saved), reasons(l.Uncacheable), strings.Join(l.Alerts, ", "))
 	}
 	if len(s.Templates) > 0 {
@@ -394,6 +394,8 @@ func printVerdict(w io.Writer, of string, v *admin.CacheVerdict) {
 	}
 	fmt.Fprintf(w, "%sanswers of %s are kept, key %s\n", of, v.Model, v.Key)
 	switch {
+	case v.Inputs > 0:
+		fmt.Fprintf(w, "%sinput by input: this node keeps %d of %d\n", of, v.InputsKept, v.Inputs)
 	case v.Kept == nil:
 		fmt.Fprintf(w, "%sthis node keeps none\n", of)
 	case v.Kept.Stale:

@@ -34,6 +34,7 @@ func startFrontStub(t *testing.T) *frontStub {
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		w.Header().Set("X-Headgate-Node", "gw-1")
 		f.seen[ask.Want], f.paths[ask.Want], f.body[ask.Want] = r.Header.Clone(), r.URL.String(), string(raw)
 		switch {
 		case r.Header.Get("Authorization") != "Bearer "+cliKey:
@@ -49,6 +50,10 @@ func startFrontStub(t *testing.T) *frontStub {
 			w.Header().Set("Retry-After", "86400")
 			w.WriteHeader(http.StatusTooManyRequests)
 			_, _ = io.WriteString(w, `{"error": {"message": "the budget is spent"}}`)
+			return
+		case ask.Want == "elsewhere":
+			w.Header().Del("X-Headgate-Node")
+			http.NotFound(w, r)
 			return
 		case ask.Want == "broken":
 			http.Error(w, "oh\nno", http.StatusBadGateway)
@@ -78,8 +83,9 @@ func TestCacheWarm(t *testing.T) {
 		`{"want": "busy"}`,
 	}, "\n"))
 	env := []string{"HEADGATE_API_KEY=" + cliKey}
-	r := runCLI(t, env, "cache", "warm", "-f", file, "--url", f.URL+"/", "--surface", "shop")
-	if want := "6 requests: 1 were kept already, 3 were asked of the model, 2 are not cacheable, 0 failed; 1 waits\nheadgate cache explain-key says why"; r.code != 0 || !strings.HasPrefix(r.stdout, want) || r.stderr != "" {
+	r := runCLI(t, env, "cache", "warm", "-f", file, "--url", f.URL+"/v1/", "--surface", "shop")
+	const problems = "headgate: line 5: not cacheable: headgate cache explain-key says why\nheadgate: line 6: not cacheable: it is of no surface, or of one without a cache\n"
+	if want := "6 requests: 1 kept already, 3 asked of the model, 2 not cacheable, 0 failed; 1 waits\n"; r.code != 0 || r.stdout != want || r.stderr != problems {
 		t.Errorf("%+v", r)
 	}
 	f.mu.Lock()
@@ -106,27 +112,37 @@ func TestCacheWarmFails(t *testing.T) {
 	r := runCLI(t, env, "cache", "warm", "-f", file, "--url", f.URL, "--refresh", "--json", "--concurrency", "1")
 	var done struct {
 		Requests, Kept, Failed int
-		NotCacheable           int `json:"not_cacheable"`
+		Problems               []struct {
+			Line int
+			Says string
+		}
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &done); err != nil || r.code != 1 || done.Requests != 8 || done.Kept != 1 || done.Failed != 7 {
+	if err := json.Unmarshal([]byte(r.stdout), &done); err != nil || r.code != 1 || done.Requests != 8 || done.Kept != 1 || done.Failed != 7 || len(done.Problems) != 7 || done.Problems[0].Line != 2 {
 		t.Errorf("%+v", r)
 	}
-	contains(t, r.stderr, "line 2: status 502: oh\n", "line 3: status 429: the budget is spent", "line 4: it is no JSON object", `line 5: beside the body there may be path, headers, user and surface: json: unknown field "pfad"`,
-		"line 6: its body is no JSON object", `line 7: path "v1" does not begin with /`, "line 8: it is no JSON object", "headgate: 7 of 8 requests failed")
+	contains(t, r.stderr, "headgate: 7 of 8 requests failed")
 	f.mu.Lock()
 	if h := f.seen["exact"]; h.Get("X-Headgate-Cache") != "refresh" {
 		t.Errorf("%v", h)
 	}
 	f.mu.Unlock()
+	r = runCLI(t, env, "cache", "warm", "-f", file, "--url", f.URL)
+	contains(t, r.stderr, "line 2: status 502: oh\nheadgate: line 3: status 429: the budget is spent\nheadgate: line 4: it is no JSON object",
+		`line 5: beside the body there may be path, headers, user and surface: json: unknown field "pfad"`,
+		"line 6: its body is no JSON object", `line 7: path "v1" does not begin with /`, "line 8: it is no JSON object")
 
-	bad := writeFile(t, "bad.jsonl", strings.Repeat(`{"want": "broken"}`+"\n", 30))
-	if r := runCLI(t, env, "cache", "warm", "-f", bad, "--url", f.URL); r.code != 1 || strings.Count(r.stderr, "line ") != 20 || !strings.Contains(r.stderr, "only counted") || !strings.Contains(r.stdout, "30 failed") {
+	bad := writeFile(t, "bad.jsonl", strings.Repeat(`{"want": "broken"}`+"\n", 1003))
+	if r := runCLI(t, env, "cache", "warm", "-f", bad, "--url", f.URL); r.code != 1 || strings.Count(r.stderr, "line ") != 1000 || !strings.Contains(r.stderr, "headgate: and 3 more\n") || !strings.Contains(r.stdout, "1003 failed") {
+		t.Errorf("%.300s", fmt.Sprint(r))
+	}
+	gone := writeFile(t, "gone.jsonl", strings.Repeat(`{"want": "elsewhere"}`+"\n", 30))
+	if r := runCLI(t, env, "cache", "warm", "-f", gone, "--url", f.URL); r.code != 1 || !strings.Contains(r.stderr, "is no front door of a node (status 404: 404 page not found)") || !strings.Contains(r.stdout, "0 requests") {
 		t.Errorf("%+v", r)
 	}
 	if r := runCLI(t, []string{"HEADGATE_API_KEY=another"}, "cache", "warm", "-f", file, "--url", f.URL, "--concurrency", "1"); r.code != 1 || !strings.Contains(r.stderr, "the key in HEADGATE_API_KEY is not good there: no such key") || strings.Contains(r.stderr, "line 2") {
 		t.Errorf("%+v", r)
 	}
-	if r := runCLI(t, env, "cache", "warm", "-f", file, "--url", "http://127.0.0.1:1", "--concurrency", "1"); r.code != 1 || !strings.Contains(r.stderr, "connection refused") || strings.Contains(r.stderr+r.stdout, cliKey) {
+	if r := runCLI(t, env, "cache", "warm", "-f", file, "--url", "http://127.0.0.1:1", "--concurrency", "1"); r.code != 1 || !strings.Contains(r.stderr, "nobody answers at --url http://127.0.0.1:1: ") || strings.Contains(r.stderr, "line ") || strings.Contains(r.stderr+r.stdout, cliKey) {
 		t.Errorf("%+v", r)
 	}
 	long := writeFile(t, "long.jsonl", `{"want": "exact"}`+"\n"+`{"want": "`+strings.Repeat("x", 9<<20)+`"}`)
@@ -384,6 +400,26 @@ func TestCacheExplainKey(t *testing.T) {
 	}
 }
 
+// TestCacheExplainInputs: embeddings are kept input by input, and are explained so.
+func TestCacheExplainInputs(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", cachePolicy(startFake(t))))
+	n.await("the backend to be up", func() bool { return status(t, n.admin+"/readyz") == http.StatusOK })
+	ask := func(inputs string) string {
+		return writeFile(t, "request.jsonl", `{"path": "/v1/embeddings", "surface": "faq", "body": {"model": "m", "input": `+inputs+`}}`)
+	}
+	if r := runCLI(t, []string{"HEADGATE_API_KEY=" + cliKey}, "cache", "warm", "-f", ask(`["a", "b"]`), "--url", n.front); r.code != 0 || !strings.Contains(r.stdout, "1 asked of the model") {
+		t.Fatalf("%+v", r)
+	}
+	for inputs, want := range map[string][2]int{`["a", "b"]`: {2, 2}, `["c", "b", "d"]`: {3, 1}, `"a"`: {1, 1}, `"e"`: {1, 0}} {
+		n.await(inputs, func() bool { // they are put in the background
+			e := decoded[admin.CacheExplanation](n, "cache", "explain-key", "-f", ask(inputs))
+			return e.Cacheable && e.Kept == nil && e.Inputs == want[0] && e.InputsKept == want[1]
+		})
+	}
+	contains(t, n.ok("cache", "explain-key", "-f", ask(`["c", "b"]`)), "input by input: this node keeps 1 of 2")
+}
+
 // TestCacheWarmAtANode: what was warmed is a hit for whoever asks the same.
 func TestCacheWarmAtANode(t *testing.T) {
 	t.Parallel()
@@ -391,7 +427,7 @@ func TestCacheWarmAtANode(t *testing.T) {
 	n.await("the backend to be up", func() bool { return status(t, n.admin+"/readyz") == http.StatusOK })
 	line := `{"messages": [{"content": %q, "role": "user"}], "model": "m", "temperature": 0, "stream": true}` + "\n"
 	file := writeFile(t, "requests.jsonl", fmt.Sprintf(line, "one")+fmt.Sprintf(line, "two")+`{"surface": "plain", "body": {"model": "m", "messages": [{"role": "user", "content": "one"}]}}`+"\n")
-	for _, want := range []string{"3 requests: 0 were kept already, 2 were asked of the model, 1 are not cacheable, 0 failed", "3 requests: 2 were kept already, 0 were asked of the model"} {
+	for _, want := range []string{"3 requests: 0 kept already, 2 asked of the model, 1 not cacheable, 0 failed", "3 requests: 2 kept already, 0 asked of the model"} {
 		r := runCLI(t, []string{"HEADGATE_API_KEY=" + cliKey}, "cache", "warm", "-f", file, "--url", n.front, "--surface", "faq")
 		if r.code != 0 || !strings.Contains(r.stdout, want) {
 			t.Errorf("%+v", r)

@@ -5,12 +5,15 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,17 +30,24 @@ const (
 	maxWarmWait = 5 * time.Minute  // that a refusal may ask for
 	maxWarmTry  = 20               // times that one request is sent
 	warmTime    = 15 * time.Minute // for an answer
-	maxWarmSaid = 20               // failures that are told one by one
+	maxWarmSaid = 1000             // problems that are told one by one
 )
 
 // warmed is what came of requests.
 type warmed struct {
-	Requests     int `json:"requests"`
-	Kept         int `json:"kept"`          // answered from the cache
-	Asked        int `json:"asked"`         // answered by the model, and kept unless the answer forbids it
-	NotCacheable int `json:"not_cacheable"` // answered, and never kept
-	Failed       int `json:"failed"`
-	Waits        int `json:"waits"` // refusals that were sat out
+	Requests     int           `json:"requests"`
+	Kept         int           `json:"kept"`          // answered from the cache
+	Asked        int           `json:"asked"`         // answered by the model, and kept unless the answer forbids it
+	NotCacheable int           `json:"not_cacheable"` // answered, and never kept
+	Failed       int           `json:"failed"`
+	Waits        int           `json:"waits"`    // refusals that were sat out
+	Problems     []warmProblem `json:"problems"` // of requests that failed or are not cacheable, the first of them
+}
+
+// warmProblem is what is wrong with a line of a file.
+type warmProblem struct {
+	Line int    `json:"line"`
+	Says string `json:"says"`
 }
 
 // warming sends requests of a file to a node's front door.
@@ -46,11 +56,11 @@ type warming struct {
 	http     *http.Client
 	or       savedRequest // what flags say, where a line does not
 	refresh  bool
-	errs     io.Writer
 
-	mu     sync.Mutex
-	done   warmed
-	notYet time.Time // a refusal asked to wait until then; it is meant for all
+	mu       sync.Mutex
+	done     warmed
+	answered bool      // by a front door
+	notYet   time.Time // a refusal asked to wait until then; it is meant for all
 }
 
 func warmCommand() *cobra.Command {
@@ -64,8 +74,11 @@ func warmCommand() *cobra.Command {
 			"what is kept. They are paid as any others are, by the key in HEADGATE_API_KEY, and wait where they are\n" +
 			"refused for a while. The exit code is 1 if any failed.\n\n" +
 			"Each line of the file is a request's body, or an object with body, and path, headers, user and surface\n" +
-			"as need be. What counts for the key must be as in the requests to come: see headgate cache explain-key.\n- is the standard input. Streams are asked for whole: that makes no other key.",
-		Example: "  HEADGATE_API_KEY=hg_live_… headgate cache warm -f requests.jsonl --surface faq\n" +
+			"as need be:\n\n" +
+			"  {\"model\": \"llama-8b\", \"temperature\": 0, \"messages\": [{\"role\": \"user\", \"content\": \"Where is my parcel?\"}]}\n" +
+			"  {\"headers\": {\"X-Headgate-Cache-Tags\": \"doc-7\"}, \"body\": {\"model\": \"llama-8b\", …}}\n\n" +
+			"What counts for the key must be as in the requests to come: see headgate cache explain-key. - is the\nstandard input. Streams are asked for whole: that makes no other key.",
+		Example: "  export HEADGATE_API_KEY=hg_live_…\n  headgate cache warm -f requests.jsonl --surface faq\n" +
 			"  headgate cache warm -f requests.jsonl --surface faq --refresh --concurrency 2",
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "file with a request a line")
@@ -76,7 +89,7 @@ func warmCommand() *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	savedFlags(c, &w.or, "of lines that name none (default: the key's")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		w.key, w.errs = os.Getenv(apiKeyVariable), c.ErrOrStderr()
+		w.key = os.Getenv(apiKeyVariable)
 		switch {
 		case file == "":
 			return usageError{errors.New("name the file with the requests: headgate cache warm -f requests.jsonl")}
@@ -87,6 +100,7 @@ func warmCommand() *cobra.Command {
 		case !strings.HasPrefix(w.url, "http://") && !strings.HasPrefix(w.url, "https://"):
 			return usageError{fmt.Errorf("--url: %q has no scheme: write http://HOST:PORT, or https:// where the node has a certificate", w.url)}
 		}
+		w.url = strings.TrimSuffix(strings.TrimRight(w.url, "/"), "/v1") // the base URL of clients has it
 		in := c.InOrStdin()
 		if file != "-" {
 			f, err := os.Open(file)
@@ -100,7 +114,7 @@ func warmCommand() *cobra.Command {
 			return err
 		}
 		err := w.run(c.Context(), in, warmers)
-		return errors.Join(w.print(c.OutOrStdout(), asJSON), err)
+		return errors.Join(w.print(c.OutOrStdout(), c.ErrOrStderr(), asJSON), err)
 	}
 	return c
 }
@@ -181,14 +195,23 @@ func (w *warming) one(ctx context.Context, r numbered) error {
 		if err := w.await(ctx); err != nil {
 			return nil // run says why
 		}
-		a, err := w.send(ctx, &s)
+		req, err := w.request(ctx, &s)
+		if err != nil {
+			w.failed(r.n, err)
+			return nil
+		}
+		a, err := w.send(req)
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case unreachable(err) && !w.met():
+			return fmt.Errorf("nobody answers at --url %s: %w", w.url, err)
 		case err != nil:
 			w.failed(r.n, err)
+		case a.foreign:
+			return fmt.Errorf("what answers at --url %s is no front door of a node (status %d: %s)", w.url, a.status, a.says)
 		case a.status == http.StatusOK:
-			w.count(a.cache)
+			w.count(r.n, a.cache)
 		case a.status == http.StatusUnauthorized:
 			return fmt.Errorf("the key in %s is not good there: %s", apiKeyVariable, a.says)
 		case a.wait > 0 && a.wait <= maxWarmWait && try < maxWarmTry:
@@ -221,20 +244,22 @@ type frontAnswer struct {
 	cache  string        // what the cache did
 	wait   time.Duration // to be waited before another try; 0: it would be in vain
 	says   string        // of an error
+
+	foreign bool // no node said that
 }
 
-// send asks once.
-func (w *warming) send(ctx context.Context, s *savedRequest) (a frontAnswer, err error) {
+// request makes one of a line.
+func (w *warming) request(ctx context.Context, s *savedRequest) (*http.Request, error) {
 	path := s.Path
 	if path == "" {
 		path = admin.DefaultCachePath
 	}
 	if !strings.HasPrefix(path, "/") {
-		return a, fmt.Errorf("path %q does not begin with /", path)
+		return nil, fmt.Errorf("path %q does not begin with /", path)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimRight(w.url, "/")+path, bytes.NewReader(s.Body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+path, bytes.NewReader(s.Body))
 	if err != nil {
-		return a, err
+		return nil, err
 	}
 	for name, values := range s.Headers {
 		for _, v := range values {
@@ -254,12 +279,32 @@ func (w *warming) send(ctx context.Context, s *savedRequest) (a frontAnswer, err
 	for name, v := range own {
 		req.Header.Set(name, v)
 	}
+	return req, nil
+}
+
+// unreachable says of an error that it would be the same with any other request.
+func unreachable(err error) bool {
+	_, network := errors.AsType[*net.OpError](err)
+	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
+	return network || certificate || errors.Is(err, http.ErrSchemeMismatch)
+}
+
+// send asks once.
+func (w *warming) send(req *http.Request) (a frontAnswer, err error) {
 	resp, err := w.http.Do(req)
 	if err != nil {
 		return a, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	a = frontAnswer{status: resp.StatusCode, cache: resp.Header.Get("X-Headgate-Cache")}
+	node := resp.Header.Get("X-Headgate-Node") != ""
+	switch a.status { // the others may be a proxy's on the way
+	case http.StatusOK, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusMovedPermanently, http.StatusFound:
+		a.foreign = !node
+	}
+	if node {
+		w.meet()
+	}
 	if a.status == http.StatusOK {
 		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 			return a, fmt.Errorf("the answer broke off: %w", err)
@@ -316,8 +361,21 @@ func (w *warming) postpone(wait time.Duration) {
 	}
 }
 
+// met says whether a front door has answered, meet that one has.
+func (w *warming) met() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.answered
+}
+
+func (w *warming) meet() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answered = true
+}
+
 // count an answer by what the cache did.
-func (w *warming) count(cache string) {
+func (w *warming) count(line int, cache string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.done.Requests++
@@ -326,8 +384,12 @@ func (w *warming) count(cache string) {
 		w.done.Kept++
 	case "miss", "partial":
 		w.done.Asked++
+	case "":
+		w.done.NotCacheable++
+		w.problem(line, "not cacheable: it is of no surface, or of one without a cache")
 	default:
 		w.done.NotCacheable++
+		w.problem(line, "not cacheable: headgate cache explain-key says why")
 	}
 }
 
@@ -337,23 +399,30 @@ func (w *warming) failed(line int, err error) {
 	defer w.mu.Unlock()
 	w.done.Requests++
 	w.done.Failed++
-	switch {
-	case w.done.Failed <= maxWarmSaid:
-		fmt.Fprintf(w.errs, "headgate: line %d: %v\n", line, err)
-	case w.done.Failed == maxWarmSaid+1:
-		fmt.Fprintln(w.errs, "headgate: more failed, which are only counted")
+	w.problem(line, err.Error())
+}
+
+// problem is noted, under mu.
+func (w *warming) problem(line int, says string) {
+	if len(w.done.Problems) < maxWarmSaid {
+		w.done.Problems = append(w.done.Problems, warmProblem{line, says})
 	}
 }
 
-// print what came of it.
-func (w *warming) print(out io.Writer, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(out).Encode(w.done)
-	}
+// print what came of it, and on errs what is wrong with which line.
+func (w *warming) print(out, errs io.Writer, asJSON bool) error {
 	d := &w.done
-	_, err := fmt.Fprintf(out, "%d requests: %d were kept already, %d were asked of the model, %d are not cacheable, %d failed; %d waits\n", d.Requests, d.Kept, d.Asked, d.NotCacheable, d.Failed, d.Waits)
-	if err == nil && d.NotCacheable > 0 {
-		_, err = fmt.Fprintln(out, "headgate cache explain-key says why an answer is not kept")
+	slices.SortFunc(d.Problems, func(a, b warmProblem) int { return cmp.Compare(a.Line, b.Line) })
+	if asJSON {
+		d.Problems = append([]warmProblem{}, d.Problems...) // none is [], not null
+		return json.NewEncoder(out).Encode(d)
 	}
+	for _, p := range d.Problems {
+		fmt.Fprintf(errs, "headgate: line %d: %s\n", p.Line, p.Says)
+	}
+	if more := d.Failed + d.NotCacheable - len(d.Problems); more > 0 {
+		fmt.Fprintf(errs, "headgate: and %d more\n", more)
+	}
+	_, err := fmt.Fprintf(out, "%d requests: %d kept already, %d asked of the model, %d not cacheable, %d failed; %d waits\n", d.Requests, d.Kept, d.Asked, d.NotCacheable, d.Failed, d.Waits)
 	return err
 }

@@ -180,6 +180,14 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 		return out, &of, nil
 	}
 	out.Key = hex.EncodeToString(v.Key[:])
+	if out.Inputs = len(v.Inputs); out.Inputs > 0 {
+		for _, k := range v.Inputs {
+			if _, ok := n.shelf.Stale(k, cluster.Now()); ok {
+				out.InputsKept++
+			}
+		}
+		return out, &of, nil
+	}
 	if h, ok := n.shelf.Stale(v.Key, cluster.Now()); ok { // which counts no hit
 		out.Kept = &admin.CacheKept{AgeSeconds: int64(h.Age / time.Second), Stale: h.Stale}
 	}

@@ -142,6 +142,11 @@ type CacheVerdict struct {
 	Model     string     `json:"model,omitempty"` // that would answer first
 	Key       string     `json:"key,omitempty"`   // of the answer, hexadecimal
 	Kept      *CacheKept `json:"kept,omitempty"`  // on the answering node
+
+	// Of a request for embeddings, which are kept input by input: how many it has, and of how many
+	// the answering node keeps the embedding. Kept is nil then.
+	Inputs     int `json:"inputs,omitempty"`
+	InputsKept int `json:"inputs_kept,omitempty"`
 }
 
 // CacheKept is an answer that is there.
