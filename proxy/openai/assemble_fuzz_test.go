@@ -3,6 +3,8 @@ package openai
 import (
 	"bytes"
 	"testing"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // held sums up what an assembler holds.
@@ -106,6 +108,10 @@ func FuzzReplay(f *testing.F) {
 		kind := Kind(k % uint8(Audio+1))
 		_, _ = Inspect(kind, body)
 		sse, err := Replay(kind, body, ReplayOptions{})
+		known, knownErr := Replay(kind, body, ReplayOptions{Sound: true}) // of what is none it ends, at least
+		if jsontext.Value(body).IsValid(jsontext.AllowDuplicateNames(true)) && (!bytes.Equal(known, sse) || (err == nil) != (knownErr == nil)) {
+			t.Fatalf("it is another stream where it is known to be JSON: %v, %v", err, knownErr)
+		}
 		if err != nil {
 			if sse != nil {
 				t.Fatal("a stream beside an error")

@@ -13,6 +13,9 @@ import (
 type ReplayOptions struct {
 	IncludeUsage bool // stream_options.include_usage: a chunk with the usage before [DONE]
 	Continuous   bool // stream_options.continuous_usage_stats: with IncludeUsage, it cannot be replayed
+	// Sound says that the body is known to be JSON, and so is not looked through for that: the stream
+	// of one that is not is no stream.
+	Sound bool
 }
 
 // Replay writes a whole JSON answer as the stream of server-sent events that its server would have
@@ -24,7 +27,7 @@ type ReplayOptions struct {
 // that who does not ask for that does not see them; others say null for the usage in every chunk
 // but the last.
 func Replay(kind Kind, body []byte, o ReplayOptions) (sse []byte, err error) {
-	if body, err = oneLine(body); err != nil {
+	if body, err = oneLine(body, o.Sound); err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}
 	b := make([]byte, 0, 2*len(body)+4<<10)
@@ -44,10 +47,11 @@ func Replay(kind Kind, body []byte, o ReplayOptions) (sse []byte, err error) {
 	return b, nil
 }
 
-// oneLine checks that body is JSON and gives it without line breaks, which would end an event.
-func oneLine(body []byte) ([]byte, error) {
+// oneLine checks that body is JSON, unless it is known to be, and gives it without line breaks, which
+// would end an event.
+func oneLine(body []byte, sound bool) ([]byte, error) {
 	duplicates := jsontext.AllowDuplicateNames(true) // where it matters, walk finds them
-	if !jsontext.Value(body).IsValid(duplicates) {
+	if !sound && !jsontext.Value(body).IsValid(duplicates) {
 		return nil, errNotJSON
 	}
 	if bytes.IndexByte(body, '\n') < 0 && bytes.IndexByte(body, '\r') < 0 {
@@ -82,13 +86,32 @@ const (
 func pieces(raw []byte, yield func(piece []byte)) {
 	size := max(minPiece, len(raw)/maxPieces+1)
 	for len(raw) > 0 {
-		i := 0
+		i := leap(raw, size)
 		for i < len(raw) && (i < size || i < size+wordEnd && raw[i-1] != ' ') {
 			i += letter(raw[i:])
 		}
 		yield(raw[:i])
 		raw = raw[i:]
 	}
+}
+
+// leap is the index of the first letter that begins at size or later, or len(raw): most letters need no
+// looking at on the way.
+func leap(raw []byte, size int) int {
+	size = min(size, len(raw))
+	i := 0
+	for i < size {
+		n := bytes.IndexByte(raw[i:size], '\\')
+		if n < 0 {
+			for i = size; i < len(raw) && !utf8.RuneStart(raw[i]); {
+				i++
+			}
+			return i
+		}
+		i += n
+		i += letter(raw[i:])
+	}
+	return i
 }
 
 // letter is the length of the first letter as it is written in a sound string.

@@ -568,6 +568,14 @@ func TestReplayPieces(t *testing.T) {
 				t.Fatal("an empty piece")
 			}
 		})
+		size := rapid.IntRange(0, len(s)+2).Draw(t, "size")
+		i := 0
+		for i < min(size, len(s)) {
+			i += letter([]byte(s[i:]))
+		}
+		if got := leap([]byte(s), size); got != i {
+			t.Fatalf("the first letter from %d on begins at %d, not %d, of %q", size, i, got, s)
+		}
 		if whole.String() != s || count > maxPieces {
 			t.Fatalf("%d pieces, %d bytes of %d", count, whole.Len(), len(s))
 		}
