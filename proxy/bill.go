@@ -312,6 +312,8 @@ func (x *exchange) cost(o outcome) int64 {
 		return a.nanoUSD
 	}
 	switch {
+	case o == outcomeAnswered && a.whole && x.cache.tier != "": // kept, and longer than this one could have had it made
+		return min(a.nanoUSD, t.bill.Reserved)
 	case o == outcomeAnswered && a.whole:
 		return a.nanoUSD
 	case o == outcomeAnswered && t.seen.ok:

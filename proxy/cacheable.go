@@ -43,7 +43,7 @@ func (x *exchange) uncacheable() string {
 
 // tooWarm: answers are drawn by lot above the surface's temperature, unless the seed is told.
 func (x *exchange) tooWarm() string {
-	t := x.asked.DefaultTemperature
+	t := x.model.DefaultTemperature
 	word := "temperature: it is the model's default, %g, where the request has none, and the surface keeps answers up to %g (exact.temperature)"
 	if s := &x.in.Sampling; s.HasTemperature {
 		t, word = s.Temperature, "temperature: it is %g, and the surface keeps answers up to %g (exact.temperature)"

@@ -72,12 +72,9 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 	if err != nil {
 		return v, err
 	}
-	x.cache.mode = cacheRefresh // nothing is looked up
 	x.model = candidates[0]
 	v.Model = x.model.Name
-	if err := x.consider(x.model); err != nil {
-		return v, err
-	}
+	x.consider()
 	c := &x.cache
 	switch {
 	case x.p.cfg.Cache == nil:
@@ -87,6 +84,7 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 	case c.surface == nil:
 		v.Why = "surface " + x.surface + " has no exact cache in the policy"
 	default:
+		x.caching()
 		v.Why, v.Key, v.Context = c.why, c.key, x.cacheContext()
 		if _, err := x.p.cfg.Cache.Key(&v.Context); err != nil && v.Why == "" { // it also fills in the generations
 			v.Why = err.Error()

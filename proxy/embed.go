@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -57,6 +58,9 @@ func (x *exchange) embed() (ok bool, err error) {
 	switch {
 	case len(e.missing) == 0:
 		return true, x.serveElements(e)
+	case x.cache.shed != nil:
+		x.settle(outcomeRefused)
+		return true, x.cache.shed
 	case x.cache.mode == cacheOnly:
 		x.settle(outcomeMalformed)
 		return true, errNotKept("not all embeddings of this request are kept")
@@ -172,7 +176,7 @@ func (x *exchange) fetchElements(e *embedding) (*recorder, error) {
 		x.settle(outcomeFailed)
 		return nil, err
 	}
-	rec := &recorder{header: x.w.Header(), stamp: x.p.cfg.Elements.Stamp()}
+	rec := &recorder{header: x.w.Header().Clone(), stamp: x.p.cfg.Elements.Stamp(), kept: e.tokens}
 	t, err := x.join()
 	switch {
 	case err != nil:
@@ -199,11 +203,18 @@ func (x *exchange) fetchElements(e *embedding) (*recorder, error) {
 // recordAnswer has a backend's answer recorded.
 func (x *exchange) recordAnswer(rec *recorder) error {
 	client := x.w
+	defer func() { x.w, x.recording, x.answer.started = client, false, false }() // also of a panic
 	x.w, x.recording = rec, true
+	if x.caller.CachedMetered {
+		x.cache.extra = rec.kept
+	}
 	err := x.forward()
 	x.endFill(x.failedLead(err))
-	x.w, x.recording, x.answer.started = client, false, false
+	if err == nil && !rec.over {
+		maps.Copy(client.Header(), rec.header)
+	}
 	if rec.over {
+		x.answer.clientGo = false // it is us who could take no more
 		return newError(http.StatusBadGateway, "upstream_error", "the embeddings are longer than %d bytes in all; send fewer inputs at once", maxEmbeddings)
 	}
 	return err
@@ -253,6 +264,7 @@ type recorder struct {
 	body   bytes.Buffer
 	over   bool
 	stamp  uint64 // when it was asked for
+	kept   int64  // tokens of the embeddings beside it that are kept
 	theirs bool   // another request's
 }
 

@@ -12,7 +12,7 @@ import (
 
 const (
 	maxFailureKept = 64 << 10 // bytes of an error that is shared
-	maxAnswerHeld  = 8 << 20  // bytes of an answer that is gathered to be shared
+	maxAnswerHeld  = 16 << 20 // bytes of an answer that is gathered to be shared: as many as a policy may have kept
 	maxRefreshes   = 256      // requests at once that refresh what is kept
 )
 
@@ -40,6 +40,7 @@ func (x *exchange) observe(h http.Header) {
 		}
 	}
 	for _, v := range h["Cache-Control"] {
+		v = strings.ToLower(v)
 		p.private = p.private || strings.Contains(v, "no-store") || strings.Contains(v, "private")
 	}
 	x.cache.pub = p
@@ -54,7 +55,7 @@ func (x *exchange) publishStream(s *openai.Stream) {
 	}
 	pub.assembler = openai.NewAssembler(x.route.kind, maxAnswerHeld)
 	s.Assemble(pub.assembler)
-	pub.began = !pub.private && !x.tab.clamped && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools)
+	pub.began = !pub.private && !x.capped() && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools)
 	if pub.began {
 		fill.Begin("text/event-stream")
 	}
@@ -80,6 +81,7 @@ func (x *exchange) publishStreamEnd(s *openai.Stream) {
 	}
 	body, ok := pub.assembler.JSON()
 	if !ok {
+		x.unkept("shape")
 		x.endFill(FillEnd{Kind: FillUnshareable})
 		return
 	}
@@ -106,6 +108,7 @@ func (x *exchange) publishBodyEnd(status int, contentType string) {
 		e := newError(max(status, http.StatusBadRequest), "upstream_error", "the backend answered two requests that asked the same with an error that is too long to be repeated")
 		x.endFill(FillEnd{Kind: FillFailed, Failure: x.failure(e)})
 	case pub.over:
+		x.unkept("max_bytes")
 		x.endFill(FillEnd{Kind: FillUnshareable})
 	case failed:
 		x.endFill(FillEnd{Kind: FillFailed, Failure: CacheFailure{Status: status, ContentType: contentType, Body: pub.body}})
@@ -116,6 +119,15 @@ func (x *exchange) publishBodyEnd(status int, contentType string) {
 	}
 }
 
+// publishOpaqueEnd ends the fill with an answer that can't be looked into.
+func (x *exchange) publishOpaqueEnd(status int) {
+	if x.cache.fill == nil || status >= http.StatusBadRequest {
+		return
+	}
+	x.unkept("shape")
+	x.endFill(FillEnd{Kind: FillUnshareable})
+}
+
 // judge says who may have a whole answer: everybody who asks the same for a while, those who wait
 // for it now, or nobody else.
 func (x *exchange) judge(contentType string, body []byte) FillEnd {
@@ -124,40 +136,55 @@ func (x *exchange) judge(contentType string, body []byte) FillEnd {
 		Tenant: x.caller.Tenant, Surface: x.surface, ContentType: contentType, Body: body, Tags: pub.tags,
 		Input: x.answer.usage.Input, CachedInput: x.answer.usage.CachedInput, Output: x.answer.usage.Output, Life: exact.Life,
 	}
-	kind := FillStore
-	if int64(len(body)) > exact.MaxBytes || x.recording { // what is taken apart is kept by its parts
+	kind, why := x.judgeText(contentType, body)
+	switch {
+	case pub.private:
+		kind, why = FillUnshareable, "private"
+	case kind == FillStore && int64(len(body)) > exact.MaxBytes:
+		kind, why = FillShare, "max_bytes"
+	}
+	if why != "" {
+		x.unkept(why)
+	} else if x.recording { // it is kept by its parts
 		kind = FillShare
-	}
-	if x.route.generate {
-		kind = max(kind, x.judgeText(body))
-	}
-	if pub.private {
-		kind = FillUnshareable
 	}
 	return FillEnd{Kind: kind, Entry: e}
 }
 
-// judgeText looks at what was generated.
-func (x *exchange) judgeText(body []byte) FillKind {
+// judgeText looks into an answer: whether it may be kept, and if not, why, in a word.
+func (x *exchange) judgeText(contentType string, body []byte) (kind FillKind, why string) {
 	exact := x.cache.surface.Exact
+	if !strings.HasPrefix(contentType, "application/json") {
+		return FillUnshareable, "shape"
+	}
 	facts, err := openai.Inspect(x.route.kind, body)
 	switch {
-	case err != nil, facts.Failure != nil, !facts.Complete, facts.Tools && !exact.Tools:
-		return FillUnshareable
-	case facts.Length && x.tab.clamped: // by this request's own budget
-		return FillUnshareable
+	case err != nil:
+		return FillUnshareable, "shape"
+	case facts.Failure != nil, !facts.Complete:
+		return FillUnshareable, "incomplete"
+	case facts.Tools && !exact.Tools:
+		return FillUnshareable, "tools"
+	case facts.Length && x.capped():
+		return FillUnshareable, "cut"
 	case facts.Length && !exact.Length:
-		return FillShare
+		return FillShare, "length"
 	}
-	if !exact.Timestamps {
+	if !exact.Timestamps && x.route.generate {
 		now := time.Now()
 		for text := range facts.Texts {
 			if hasMoment(text, now) {
-				return FillShare
+				return FillShare, "timestamps"
 			}
 		}
 	}
-	return FillStore
+	return FillStore, ""
+}
+
+// capped: the answer may be shorter than the request allows, for this caller's budgets.
+func (x *exchange) capped() bool {
+	most := x.tab.cap
+	return most > 0 && (x.in.MaxOutput < 0 || most < x.in.MaxOutput)
 }
 
 // upstreamContext is what the call of the backend lives by: the client, and for a request that
@@ -196,6 +223,7 @@ func (x *exchange) refreshLater(k *Cached) {
 		noDegrade: x.noDegrade, route: x.route, body: x.body.Share(), in: x.in, asked: x.asked, model: x.model,
 		cache: consult{mode: cacheRefresh, early: true, age: k.Age, tags: joinTags(x.cache.tags, k.Tags), surface: x.cache.surface},
 	}
+	y.r.Header.Del("X-Request-Id") // it is another request than the client's
 	y.id, y.upstreamID = requestIDs(y.r)
 	p.open.Add(1) // x is still open
 	go func() {

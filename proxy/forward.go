@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -122,6 +123,19 @@ func (x *exchange) unanswered(ctx context.Context, err error) error {
 	return err
 }
 
+// passedHeader is what of the client's header a backend gets to see. It must not be changed.
+func (x *exchange) passedHeader() http.Header {
+	if x.passed == nil {
+		x.passed = make(http.Header, len(x.r.Header))
+		copyHeaders(x.passed, x.r.Header)
+		dropOurs(x.passed)
+		for _, name := range [...]string{"Authorization", "X-Api-Key", "Api-Key", "Cookie", "Expect"} { // credentials are the gateway's to check, not the backend's to see
+			x.passed.Del(name)
+		}
+	}
+	return x.passed
+}
+
 // request makes the upstream's request: the client's, with another key, another model
 // name where there is an alias, and usage asked for where the client did not.
 func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Request, error) {
@@ -133,12 +147,7 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	if err != nil {
 		return nil, err
 	}
-	copyHeaders(req.Header, x.r.Header)
-	dropOurs(req.Header)
-	req.Header.Del("Authorization")
-	for _, name := range [...]string{"X-Api-Key", "Api-Key", "Cookie", "Expect"} { // credentials are the gateway's to check, not the backend's to see
-		req.Header.Del(name)
-	}
+	maps.Copy(req.Header, x.passedHeader())
 	req.Header.Set("X-Request-Id", x.upstreamID)
 	// Only encodings that can be looked into; the client still gets gzip if it asked and the backend compresses.
 	if x.acceptsGzip() {
@@ -375,10 +384,11 @@ func (x *exchange) settleLive(u openai.Usage, whole bool) {
 		x.settle(outcomeCached)
 		return
 	}
-	if !x.answer.whole {
+	if x.tab.clamped = false; !x.answer.whole { // nothing was cut
 		x.settle(outcomeUnknown)
+	} else {
+		x.settle(outcomeAnswered)
 	}
-	x.settle(outcomeAnswered)
 }
 
 // counted is how long the answer is that has passed, where no usage says it: by its
@@ -409,6 +419,7 @@ func (x *exchange) settleUsage(u openai.Usage, whole bool) {
 		u = openai.Usage{}
 	}
 	x.answer.usage, x.answer.whole = u, whole && u.Known
+	x.answer.usage.Input += x.cache.extra
 	x.settle(outcomeAnswered)
 	if x.answer.whole && x.route.metered {
 		x.learnTemplate(u)
@@ -539,6 +550,7 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 		if errors.Is(err, io.EOF) {
 			x.settle(ended)
 			x.slot.Release()
+			x.publishOpaqueEnd(status)
 			if dst.Write(buf[:n]) != nil || dst.Close() != nil {
 				x.answer.clientGo = true
 			}
@@ -653,7 +665,7 @@ func (d *sink) write(p []byte) error {
 		x.answer.started = true
 		x.w.WriteHeader(x.answer.status)
 	}
-	if x.content != nil {
+	if x.content != nil && !x.recording {
 		x.content.answer(p)
 	}
 	if len(p) == 0 {

@@ -30,6 +30,7 @@ type metrics struct {
 	overrun     prometheus.Counter
 	cache       *prometheus.CounterVec
 	savings     *prometheus.CounterVec
+	unkept      *prometheus.CounterVec
 
 	mu      sync.Mutex
 	tenants map[string]bool
@@ -56,9 +57,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		overrun:     prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_strict_overruns_total", Help: "Answers that cost more than their strict budgets had reserved: the backend does not keep to its caps, or the policy to the model's context."}),
 		cache:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_requests_total", Help: "Requests that the cache had to do with, by tier and outcome (exact: answered by what is kept; stale: that is being refreshed, or the model failed; live: by another request's answer; stale_if_error; failed: by its error; miss: the model was asked; partial: for some of the inputs; refresh; uncacheable; bypass)."}, []string{"tier", "outcome"}),
 		savings:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_saved_usd_total", Help: "What answers of the cache would have cost, in dollars."}, []string{"tenant"}),
+		unkept:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_unkept_total", Help: "Answers that a model gave and that are not kept, by reason (length, tools, timestamps, max_bytes, private: the backend says so; incomplete; cut: to a budget; shape: it can't be looked into)."}, []string{"reason"}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings, m.unkept} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -111,7 +113,7 @@ func (m *metrics) settled(x *exchange, tokens, nanoUSD int64) {
 	if tokens > 0 {
 		m.tokens.WithLabelValues("settled", x.model.Name).Add(float64(tokens))
 	}
-	if c := x.answer.usage.CachedInput; c > 0 {
+	if c := x.answer.usage.CachedInput; c > 0 && x.cache.tier == "" {
 		m.tokens.WithLabelValues("cached_input", x.model.Name).Add(float64(c))
 	}
 	if nanoUSD > 0 {
@@ -207,7 +209,7 @@ func (x *exchange) record() {
 	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
 		return
 	}
-	attrs := make([]slog.Attr, 0, 27)
+	attrs := make([]slog.Attr, 0, 28)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
 	if x.caller != nil {
@@ -226,6 +228,9 @@ func (x *exchange) record() {
 	}
 	if x.cache.surface != nil {
 		attrs = append(attrs, slog.String("cache", x.cache.word()))
+		if x.cache.unkept != "" {
+			attrs = append(attrs, slog.String("cache_unkept", x.cache.unkept))
+		}
 	}
 	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
 	if x.r.Header.Get("X-Stainless-Retry-Count") != "" {

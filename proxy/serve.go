@@ -188,7 +188,8 @@ type exchange struct {
 	res       reservation
 	tab       tab
 	answer    answer
-	recording bool // w is not the client's
+	recording bool        // w is not the client's
+	passed    http.Header // see passedHeader
 	gotErr    *Error
 	content   *capture
 }
@@ -269,13 +270,9 @@ func (x *exchange) serve() error {
 	if err != nil {
 		return x.chargeMalformed(err)
 	}
-	if err := x.consider(candidates[0]); err != nil {
-		return err
-	}
-	if x.cache.kept == nil { // what is at hand costs the fleet nothing
-		if e := x.shed(); e != nil {
-			return e
-		}
+	x.consider()
+	if x.cache.shed = x.shed(); x.cache.shed != nil && x.cache.surface == nil {
+		return x.cache.shed
 	}
 	// A fallback is admitted and charged like the model asked for; what was reserved
 	// for the one before has been given back.
@@ -563,7 +560,7 @@ func (x *exchange) mayFallBack(err error) bool {
 // refuse answers with an error, also where the context has ended: a body that broke off
 // ends it too, and to return without a word would make the server say 200.
 func (x *exchange) refuse(e *Error) {
-	if e.malformed || e.Status == http.StatusUnauthorized {
+	if (e.malformed || e.Status == http.StatusUnauthorized) && !x.cache.early {
 		x.p.cfg.Prefilter.Fault(time.Now(), x.ip, x.credential)
 	}
 	x.stateHeaders()

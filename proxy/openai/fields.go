@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 )
 
@@ -95,6 +96,12 @@ func (m *meter) top(name []byte, v int) int {
 		end := m.value(v, m.placeOf(name)) // whatever it is, the server judges it
 		m.setting(name, span{v, end})
 		return end
+	case "metadata":
+		if m.kind == Message {
+			end := m.value(v, m.placeOf(name))
+			m.endUser(m.body[v:end])
+			return end
+		}
 	}
 	if m.kind == Response && string(name) == "request_id" && m.body[v] != 'n' {
 		return m.fail(v, m.field, "would name the stored response, perhaps another caller's; leave it out")
@@ -116,6 +123,21 @@ func (m *meter) top(name []byte, v int) int {
 		m.asked += int64(end - v)
 	}
 	return end
+}
+
+// endUser reads of Anthropic's metadata whom the request is for. Nothing of it is refused.
+func (m *meter) endUser(metadata []byte) {
+	for o := (object{b: metadata}); metadata[0] == '{' && o.next(); {
+		switch {
+		case string(o.name) != "user_id" || isNull(o.value):
+		case len(o.value) > maxIdentity+2:
+			m.req.Outside = cmp.Or(m.req.Outside, "metadata.user_id")
+		case isString(o.value):
+			m.req.EndUser = unquote(o.value)
+		default:
+			m.req.EndUser = string(o.value)
+		}
+	}
 }
 
 // folds tells whether name differs in case only from one whose meaning the meter knows:

@@ -46,6 +46,7 @@ type Request struct {
 	PreviousResponseID string
 	Background         bool
 	User               string
+	EndUser            string // Anthropic's metadata.user_id, of whom the server is told the request is
 	Store              bool   // the server shall keep the answer, to be named later: store is true, or left out of a response
 	HasStore           bool   // store is true or false
 	Outside            string // a field by which the answer depends on what the body does not hold, "" where none is known; see outside.go
