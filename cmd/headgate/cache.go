@@ -165,9 +165,20 @@ func printCacheStats(w io.Writer, s admin.CacheStats) {
 		if p.Text != "" {
 			finding += ": " + p.Text
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%.1f%%\t%s\n", p.Tenant, p.Surface, p.Template, p.Model, p.Requests, byteSize(p.Prompt), byteSize(p.Prefix), 100*p.Share, printable(finding))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%.1f%%\t%s\n", p.Tenant, p.Surface, p.Template, p.Model, p.Requests, mean(p.Prompt), mean(p.Prefix), 100*p.Share, printable(finding))
 	}
 }
+
+// mean is a size of prompts; there is none where too few were looked at.
+func mean(bytes int64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return byteSize(bytes)
+}
+
+// maxReason bounds what is shown of why requests were not cacheable, in bytes.
+const maxReason = 40
 
 // reasons are why requests were not cacheable, the commonest first.
 func reasons(counts map[string]int64) string {
@@ -176,6 +187,9 @@ func reasons(counts map[string]int64) string {
 	})
 	for i, name := range names {
 		names[i] = strconv.FormatInt(counts[name], 10) + " " + name
+		if len(name) > maxReason {
+			names[i] = strings.ToValidUTF8(names[i][:len(names[i])-len(name)+maxReason], "") + "…"
+		}
 	}
 	return strings.Join(names, ", ")
 }
@@ -388,6 +402,7 @@ func printKey(w io.Writer, e admin.CacheExplanation) {
 
 // printVerdict of one request.
 func printVerdict(w io.Writer, of string, v *admin.CacheVerdict) {
+	fmt.Fprintf(w, "%sas key %s of tenant %s\n", of, v.AsKey, v.AsTenant)
 	if !v.Cacheable {
 		fmt.Fprintf(w, "%snot kept: %s\n", of, v.Why)
 		return

@@ -85,7 +85,7 @@ func TestCacheWarm(t *testing.T) {
 	env := []string{"HEADGATE_API_KEY=" + cliKey}
 	r := runCLI(t, env, "cache", "warm", "-f", file, "--url", f.URL+"/v1/", "--surface", "shop")
 	const problems = "headgate: line 5: not cacheable: headgate cache explain-key says why\nheadgate: line 6: not cacheable: it is of no surface, or of one without a cache\n"
-	if want := "6 requests: 1 kept already, 3 asked of the model, 2 not cacheable, 0 failed; 1 waits\n"; r.code != 0 || r.stdout != want || r.stderr != problems {
+	if want := "6 requests: 1 kept already, 3 asked of the model, 2 asked but not cacheable, 0 failed; 1 waits\n"; r.code != 0 || r.stdout != want || r.stderr != problems {
 		t.Errorf("%+v", r)
 	}
 	f.mu.Lock()
@@ -335,7 +335,7 @@ func TestCacheExplainKey(t *testing.T) {
 	}
 
 	before := explain(plain, "--surface", "faq")
-	if !before.Cacheable || before.Kept != nil || before.Model != "m" {
+	if before.AsKey != "dev" || before.AsTenant != "dev" || !before.Cacheable || before.Kept != nil || before.Model != "m" {
 		t.Errorf("%+v", before)
 	}
 	n.cached("one")
@@ -427,7 +427,7 @@ func TestCacheWarmAtANode(t *testing.T) {
 	n.await("the backend to be up", func() bool { return status(t, n.admin+"/readyz") == http.StatusOK })
 	line := `{"messages": [{"content": %q, "role": "user"}], "model": "m", "temperature": 0, "stream": true}` + "\n"
 	file := writeFile(t, "requests.jsonl", fmt.Sprintf(line, "one")+fmt.Sprintf(line, "two")+`{"surface": "plain", "body": {"model": "m", "messages": [{"role": "user", "content": "one"}]}}`+"\n")
-	for _, want := range []string{"3 requests: 0 kept already, 2 asked of the model, 1 not cacheable, 0 failed", "3 requests: 2 kept already, 0 asked of the model"} {
+	for _, want := range []string{"3 requests: 0 kept already, 2 asked of the model, 1 asked but not cacheable, 0 failed", "3 requests: 2 kept already, 0 asked of the model"} {
 		r := runCLI(t, []string{"HEADGATE_API_KEY=" + cliKey}, "cache", "warm", "-f", file, "--url", n.front, "--surface", "faq")
 		if r.code != 0 || !strings.Contains(r.stdout, want) {
 			t.Errorf("%+v", r)

@@ -30,6 +30,7 @@ const (
 	maxWarmWait = 5 * time.Minute  // that a refusal may ask for
 	maxWarmTry  = 20               // times that one request is sent
 	warmTime    = 15 * time.Minute // for an answer
+	warmTold    = 5 * time.Second  // between two words of how far it is
 	maxWarmSaid = 1000             // problems that are told one by one
 )
 
@@ -38,7 +39,7 @@ type warmed struct {
 	Requests     int           `json:"requests"`
 	Kept         int           `json:"kept"`          // answered from the cache
 	Asked        int           `json:"asked"`         // answered by the model, and kept unless the answer forbids it
-	NotCacheable int           `json:"not_cacheable"` // answered, and never kept
+	NotCacheable int           `json:"not_cacheable"` // answered by the model, and never kept
 	Failed       int           `json:"failed"`
 	Waits        int           `json:"waits"`    // refusals that were sat out
 	Problems     []warmProblem `json:"problems"` // of requests that failed or are not cacheable, the first of them
@@ -113,7 +114,9 @@ func warmCommand() *cobra.Command {
 		if err := w.connect(ca, warmers); err != nil {
 			return err
 		}
+		done := w.tell(c.ErrOrStderr())
 		err := w.run(c.Context(), in, warmers)
+		done()
 		return errors.Join(w.print(c.OutOrStdout(), c.ErrOrStderr(), asJSON), err)
 	}
 	return c
@@ -129,6 +132,34 @@ func (w *warming) connect(ca string, warmers int) (err error) {
 	}
 	w.http.Timeout = warmTime
 	return nil
+}
+
+// tell says every few seconds how far it is, until the function that it returns is called.
+func (w *warming) tell(errs io.Writer) (done func()) {
+	end := make(chan struct{})
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		t := time.NewTicker(warmTold)
+		defer t.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-t.C:
+			}
+			w.mu.Lock()
+			waits := ""
+			if wait := time.Until(w.notYet); wait > 0 {
+				waits = fmt.Sprintf(", refused for %s more", wait.Round(time.Second))
+			}
+			fmt.Fprintf(errs, "headgate: %d requests so far, %d failed%s\n", w.done.Requests, w.done.Failed, waits)
+			w.mu.Unlock()
+		}
+	})
+	return func() {
+		close(end)
+		telling.Wait()
+	}
 }
 
 // numbered is a line of a file.
@@ -423,6 +454,6 @@ func (w *warming) print(out, errs io.Writer, asJSON bool) error {
 	if more := d.Failed + d.NotCacheable - len(d.Problems); more > 0 {
 		fmt.Fprintf(errs, "headgate: and %d more\n", more)
 	}
-	_, err := fmt.Fprintf(out, "%d requests: %d kept already, %d asked of the model, %d not cacheable, %d failed; %d waits\n", d.Requests, d.Kept, d.Asked, d.NotCacheable, d.Failed, d.Waits)
+	_, err := fmt.Fprintf(out, "%d requests: %d kept already, %d asked of the model, %d asked but not cacheable, %d failed; %d waits\n", d.Requests, d.Kept, d.Asked, d.NotCacheable, d.Failed, d.Waits)
 	return err
 }

@@ -171,7 +171,7 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 	if err != nil {
 		return nil, nil, ofFrontDoor(err)
 	}
-	out := &admin.CacheVerdict{Cacheable: v.Why == "", Why: v.Why, Model: v.Model}
+	out := &admin.CacheVerdict{AsTenant: caller.Tenant, AsKey: caller.KeyID, Cacheable: v.Why == "", Why: v.Why, Model: v.Model}
 	if v.Context.Surface == "" { // it has no cache
 		return out, nil, nil
 	}

@@ -137,6 +137,8 @@ type CacheExplanation struct {
 
 // CacheVerdict says whether answers to a request are kept.
 type CacheVerdict struct {
+	AsTenant  string     `json:"as_tenant"` // whose key it was taken to come with,
+	AsKey     string     `json:"as_key"`    // and the key's id
 	Cacheable bool       `json:"cacheable"`
 	Why       string     `json:"why,omitempty"`   // not
 	Model     string     `json:"model,omitempty"` // that would answer first
