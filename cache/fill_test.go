@@ -1180,6 +1180,72 @@ func TestBadPeers(t *testing.T) {
 	}
 }
 
+// answers says the same to whoever joins.
+type answers struct {
+	pb.UnimplementedExactServer
+	downs []*down
+}
+
+func (a *answers) Join(stream grpc.BidiStreamingServer[pb.Up, pb.Down]) error {
+	for _, m := range encodeDowns(a.downs) {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// TestBadOwner: an owner that answers with the entry of another key is not heard any further. Nothing of the
+// entry is served, or kept.
+func TestBadOwner(t *testing.T) {
+	k, other := fillKey("q"), fillKey("other")
+	foreign := answerFor(other)
+	foreign.Key = other
+	hit := Hit{Entry: foreign}
+	for name, d := range map[string]*down{
+		"stored": {kind: downHit, hit: hit, stored: true, keep: true},
+		"live":   {kind: downHit, hit: hit},
+		"lead":   {kind: downLead, token: 7, hit: hit},
+		"failed": {kind: downFailed, failure: Failure{Status: 500}, hit: hit},
+		"pass":   {kind: downPass, hit: hit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w := newWorld(t, 1)
+				n, host := w.nodes[0], w.net.Host("bad")
+				lis, err := host.Listen(fillPort)
+				if err != nil {
+					t.Fatal(err)
+				}
+				server := grpc.NewServer()
+				pb.RegisterExactServer(server, &answers{downs: []*down{{kind: downBeat}, d}})
+				go func() { _ = server.Serve(lis) }()
+				defer server.Stop()
+				n.cfg.Ring = func(Key) []string { return []string{host.Address(fillPort)} }
+				c := newCrowd(w)
+				c.join(n, 3, Ask{Key: k})
+				select {
+				case turn := <-c.leads:
+					if turn.Stale != nil {
+						t.Error("a foreign answer may be served where the model fails")
+					}
+					turn.Fill.Store(answerFor(k))
+				case <-time.After(time.Minute):
+					t.Error("nobody leads")
+				}
+				c.want(turnedLead, 1, turnedHit, 2)
+				if n.shelf.has(other) {
+					t.Error("the foreign answer is kept")
+				}
+				if n.count("headgate_cache_malformed_total") == 0 {
+					t.Error("it is not counted")
+				}
+			})
+		})
+	}
+}
+
 // TestForgedLead: only who was given a lead can end it.
 func TestForgedLead(t *testing.T) {
 	fillTest(t, func(t *testing.T) {

@@ -147,7 +147,7 @@ func (e *Exact) converse(b *branch, address string) ending {
 	if c.self {
 		quiet.Stop()
 		c.s = e.dialSelf(ctx)
-	} else if s, err := e.dial(ctx, address); err != nil {
+	} else if s, err := e.dial(ctx, address, b.id.key); err != nil {
 		e.judge(address, false)
 		return ending{}
 	} else {
@@ -264,8 +264,8 @@ func (c *conversation) speak(ctx context.Context) (closed bool) {
 	}
 }
 
-// dial opens a link to another node.
-func (e *Exact) dial(ctx context.Context, address string) (asker, error) {
+// dial opens a link to another node, about a key.
+func (e *Exact) dial(ctx context.Context, address string, k Key) (asker, error) {
 	conn, err := e.cfg.Client(address)
 	if err != nil {
 		return nil, err
@@ -274,7 +274,7 @@ func (e *Exact) dial(ctx context.Context, address string) (asker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &wireAsker{stream: stream, decoder: downDecoder{joiner: joiner{max: e.cfg.MaxEntry}}}, nil
+	return &wireAsker{key: k, stream: stream, decoder: downDecoder{joiner: joiner{max: e.cfg.MaxEntry}}}, nil
 }
 
 // errMalformed is a message that no node would send.
@@ -282,6 +282,7 @@ var errMalformed = errors.New("cache: malformed message")
 
 // wireAsker is a link to another node.
 type wireAsker struct {
+	key     Key
 	stream  grpc.BidiStreamingClient[pb.Up, pb.Down]
 	decoder downDecoder
 }
@@ -317,7 +318,11 @@ func (w *wireAsker) recv() (*down, error) {
 		if err != nil {
 			return nil, errors.Join(errMalformed, err)
 		}
-		if d != nil {
+		switch {
+		case d == nil:
+		case d.hit.Entry != nil && d.hit.Key != w.key:
+			return nil, errors.Join(errMalformed, errors.New("the entry of another key"))
+		default:
 			return d, nil
 		}
 	}
