@@ -34,10 +34,10 @@ const OtherWatched = "other"
 type Event struct {
 	Tenant, Surface string
 	// Outcome is exact, stale, live, miss, partial (of several parts of the request some were kept),
-	// failed (it got the error of another), bypass, uncacheable or stale_if_error; the last comes after
-	// the miss of the same request. Others are not counted.
+	// failed (it got the error of another), bypass or uncacheable; or stale_if_error or unkept (its
+	// answer was not kept), which come after the miss of the same request. Others are not counted.
 	Outcome      string
-	Why          string // of uncacheable; what follows a colon does not count
+	Why          string // of uncacheable and unkept; what follows a colon does not count
 	Personal     bool   // the surface's answers are about their users
 	SavedNanoUSD int64
 	Context      func() *Context // what the key is made of; nil: there is none, or it may not be looked at
@@ -55,7 +55,8 @@ type Line struct {
 	Partial         int64
 	StaleIfError    int64 // of the misses
 	Failed, Bypass  int64
-	Uncacheable     map[string]int64 // by why
+	Uncacheable     map[string]int64 // requests whose answers are never kept, by why
+	Unkept          map[string]int64 // answers to misses that were not kept, by why
 	SavedNanoUSD    int64
 	HitRate         float64     // hits of hits, misses and partial ones, 0 to 1; 0 where there are none
 	Recent          float64     // the same of the last ten minutes,
@@ -106,6 +107,7 @@ const (
 	watchFailed
 	watchBypass
 	watchUncacheable
+	watchUnkept
 	watchKinds
 )
 
@@ -129,6 +131,8 @@ func watchKindOf(outcome string) (watchKind, bool) {
 		return watchBypass, true
 	case "uncacheable":
 		return watchUncacheable, true
+	case "unkept":
+		return watchUnkept, true
 	}
 	return 0, false
 }
@@ -138,7 +142,8 @@ type watched struct {
 	name        watchName
 	personal    bool
 	count       [watchKinds]int64
-	whys        map[string]*int64
+	uncacheable reasons
+	unkept      reasons
 	saved       int64
 	first, last int64 // when it was asked for
 
@@ -236,7 +241,9 @@ func (p *watched) note(kind watchKind, e *Event, now int64) {
 	p.last = max(p.last, now)
 	switch kind {
 	case watchUncacheable:
-		p.why(e.Why, 1)
+		p.uncacheable.add(e.Why, 1)
+	case watchUnkept:
+		p.unkept.add(e.Why, 1)
 	case watchExact, watchStale, watchLive, watchMiss, watchPartial:
 		b := p.bin(now)
 		b.lookups++
@@ -250,28 +257,59 @@ func (p *watched) note(kind watchKind, e *Event, now int64) {
 	}
 }
 
-// why counts n times a reason, by what stands before its colon.
-func (p *watched) why(why string, n int64) {
+// reasons are how often there was each.
+type reasons map[string]*int64
+
+// add counts n times a reason, by what stands before its colon.
+func (r *reasons) add(why string, n int64) {
 	why, _, _ = strings.Cut(why, ":")
 	if len(why) > maxWhy {
 		why = strings.ToValidUTF8(why[:maxWhy], "")
 	}
-	c := p.whys[why]
+	c := (*r)[why]
 	switch {
 	case c != nil:
-	case len(p.whys) >= maxWhys:
-		if c = p.whys[OtherWatched]; c == nil {
+	case len(*r) >= maxWhys:
+		if c = (*r)[OtherWatched]; c == nil {
 			c = new(int64)
-			p.whys[OtherWatched] = c
+			(*r)[OtherWatched] = c
 		}
 	default:
-		if p.whys == nil {
-			p.whys = make(map[string]*int64)
+		if *r == nil {
+			*r = make(reasons)
 		}
 		c = new(int64)
-		p.whys[strings.Clone(why)] = c
+		(*r)[strings.Clone(why)] = c
 	}
 	*c += n
+}
+
+func (r *reasons) addAll(o reasons) {
+	for why, n := range o {
+		r.add(why, *n)
+	}
+}
+
+// counts copies r; nil where there are none.
+func (r reasons) counts() map[string]int64 {
+	if len(r) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(r))
+	for why, n := range r {
+		out[why] = *n
+	}
+	return out
+}
+
+// most is the most frequent one.
+func (r reasons) most() (why string, n int64) {
+	for w, c := range r {
+		if *c > n || *c == n && w < why {
+			why, n = w, *c
+		}
+	}
+	return why, n
 }
 
 // binOf numbers the minutes.
@@ -352,9 +390,8 @@ func (w *Watch) tidy(now int64) {
 		for i, n := range p.count {
 			rest.count[i] += n
 		}
-		for why, n := range p.whys {
-			rest.why(why, *n)
-		}
+		rest.uncacheable.addAll(p.uncacheable)
+		rest.unkept.addAll(p.unkept)
 		rest.saved += p.saved
 	}
 }
@@ -390,14 +427,8 @@ func (p *watched) line(now int64) Line {
 		Requests: lookups + c[watchFailed] + c[watchBypass] + c[watchUncacheable],
 		Exact:    c[watchExact], Stale: c[watchStale], Live: c[watchLive], Misses: c[watchMiss], Partial: c[watchPartial],
 		StaleIfError: c[watchStaleIfError], Failed: c[watchFailed], Bypass: c[watchBypass],
-		SavedNanoUSD: p.saved,
-		HitRate:      shareOf(hits, lookups), Recent: shareOf(recent.hits, recent.lookups), RecentOf: recent.lookups,
-	}
-	if len(p.whys) > 0 {
-		l.Uncacheable = make(map[string]int64, len(p.whys))
-	}
-	for why, n := range p.whys {
-		l.Uncacheable[why] = *n
+		Uncacheable: p.uncacheable.counts(), Unkept: p.unkept.counts(), SavedNanoUSD: p.saved,
+		HitRate: shareOf(hits, lookups), Recent: shareOf(recent.hits, recent.lookups), RecentOf: recent.lookups,
 	}
 	for kind := range p.episodes {
 		if p.episodes[kind].open {

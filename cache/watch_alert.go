@@ -140,6 +140,7 @@ type begun struct {
 	name            watchName
 	recent, earlier tally
 	samples         []keySample
+	unkept          string // why most of the answers are not kept, if they are not
 }
 
 // Alerts returns what has gone wrong since it was called last: each once while it lasts, and
@@ -157,7 +158,7 @@ func (w *Watch) Alerts(now int64) []Alert {
 		recent, earlier := p.windows(now)
 		for kind := range alertKinds {
 			if p.episodes[kind].step(kind.judge(recent, earlier, p.personal, now-p.first), now) {
-				list = append(list, begun{kind, p.name, recent, earlier, slices.Clone(p.samples)})
+				list = append(list, begun{kind, p.name, recent, earlier, slices.Clone(p.samples), p.mostUnkept()})
 			}
 		}
 		return false
@@ -230,6 +231,10 @@ func (b *begun) alert(now int64) Alert {
 		a.Requests, a.Rate, a.Before = all.lookups, all.used(), 0
 		a.Text = fmt.Sprintf("%s has had %d hits in %d requests of the last 70 minutes", where, all.hits+all.partial, all.lookups)
 	}
+	if b.unkept != "" { // then it is not the key
+		a.Text += "; most answers are not kept: " + b.unkept
+		return a
+	}
 	names, same := differing(samples)
 	switch a.Parts = names; {
 	case same:
@@ -238,6 +243,14 @@ func (b *begun) alert(now int64) Alert {
 		a.Text += "; those that were sampled differ most often in " + strings.Join(names, ", ") + ": if an answer does not depend on that, leave it out (headgate cache explain-key compares two requests)"
 	}
 	return a
+}
+
+// mostUnkept is why most of the answers to misses are not kept; "" where they are.
+func (p *watched) mostUnkept() string {
+	if why, _ := p.unkept.most(); 2*p.count[watchUnkept] > p.count[watchMiss] {
+		return why
+	}
+	return ""
 }
 
 func percent(rate float64) string { return fmt.Sprintf("%.1f %%", 100*rate) }

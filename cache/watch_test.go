@@ -87,12 +87,13 @@ func TestWatchCounts(t *testing.T) {
 	}
 	note(2, Event{Tenant: "acme", Surface: "faq", Outcome: "uncacheable", Why: "temperature: it is 0.7, and the surface keeps answers up to 0"})
 	note(1, Event{Tenant: "acme", Surface: "faq", Outcome: "uncacheable", Why: "answers of this route are not kept"})
+	note(3, Event{Tenant: "acme", Surface: "faq", Outcome: "unkept", Why: "length"})
 	note(1, Event{Tenant: "Acme", Surface: "faq", Outcome: "exact", Personal: true})
 	want := []Line{
 		{Tenant: "Acme", Surface: "faq", Personal: true, Requests: 1, Exact: 1, HitRate: 1, Recent: 1, RecentOf: 1},
 		{
 			Tenant: "acme", Surface: "faq", Requests: 26, Exact: 5, Stale: 2, Live: 1, Misses: 7, Partial: 1, StaleIfError: 2, Failed: 3, Bypass: 4,
-			Uncacheable: map[string]int64{"temperature": 2, "answers of this route are not kept": 1}, SavedNanoUSD: 55,
+			Uncacheable: map[string]int64{"temperature": 2, "answers of this route are not kept": 1}, Unkept: map[string]int64{"length": 3}, SavedNanoUSD: 55,
 			HitRate: 0.5, Recent: 0.5, RecentOf: 16,
 		},
 	}
@@ -408,6 +409,22 @@ func TestAlertNamesParts(t *testing.T) {
 	}
 }
 
+// TestAlertUnkept: it is not the key where answers are not kept.
+func TestAlertUnkept(t *testing.T) {
+	for n, want := range map[int]string{45: "; most answers are not kept: timestamps", 15: "; those that were sampled differ"} {
+		r := newWatchRun()
+		for range 12 {
+			for i := range n {
+				r.Note(&Event{Tenant: "t", Surface: "s", Outcome: "unkept", Why: []string{"tools", "timestamps", "timestamps"}[i%3]}, r.now)
+			}
+			r.pass(1, flow{tenant: "t", surface: "s", perMinute: 60, context: func() *Context { return watchedContext(1e9, r.rng) }})
+		}
+		if len(r.alerts) != 1 || !strings.Contains(r.alerts[0].Text, want) {
+			t.Errorf("%+v", r.alerts)
+		}
+	}
+}
+
 // TestSamples: one miss in 64 is looked at, a body that is not JSON or too long is none, and old ones go.
 func TestSamples(t *testing.T) {
 	r := newWatchRun()
@@ -424,6 +441,19 @@ func TestSamples(t *testing.T) {
 	if n := r.samples.Load(); n != maxPairSamples {
 		t.Errorf("%d samples", n)
 	}
+	for _, s := range r.shardOf("t", "s").pairs[watchName{"t", "s"}].samples {
+		if s.at < r.now-2*watchMinute { // ten come in a minute, and sixteen are kept
+			t.Errorf("a sample of %d minutes ago was not replaced", (r.now-s.at)/watchMinute)
+		}
+	}
+	one := newWatchRun()
+	asked = 0
+	for n := range 2*sampleEvery - 1 {
+		one.Note(&Event{Outcome: "miss", Context: f.context}, one.now)
+		if want := (n + 1) / sampleEvery; asked != want {
+			t.Fatalf("%d looked at after %d misses", asked, n+1)
+		}
+	}
 	r.pass(80)
 	if n := r.samples.Load(); n != 0 {
 		t.Errorf("%d samples more than an hour later", n)
@@ -437,12 +467,11 @@ func TestSamples(t *testing.T) {
 		t.Error("of nothing")
 	}
 	many := &Context{Body: []byte(`{"messages":[` + strings.Repeat(`{"role":"user","content":"a"},`, 500) + `{}],"zz":1}`)}
-	one := sampleKey(r.seed, many)
+	first := sampleKey(r.seed, many)
 	many.Body = []byte(strings.Replace(string(many.Body), `"zz":1`, `"zz":2`, 1))
-	two := sampleKey(r.seed, many)
-	diff := sampleDiff(nil, one, two)
-	if len(one) > maxSampleParts || len(diff) != 1 || diff[0].name.Value() != sampleRest {
-		t.Errorf("%d parts, differing in %v", len(one), diff)
+	diff := sampleDiff(nil, first, sampleKey(r.seed, many))
+	if len(first) > maxSampleParts || len(diff) != 1 || diff[0].name.Value() != sampleRest {
+		t.Errorf("%d parts, differing in %v", len(first), diff)
 	}
 }
 
@@ -474,6 +503,7 @@ func TestWatchFlood(t *testing.T) {
 	for i := range 1_000 {
 		r.Note(&Event{Tenant: "t1", Surface: "s", Outcome: "uncacheable", Why: fmt.Sprint("reason ", i, ": x")}, r.now)
 	}
+	r.Note(&Event{Tenant: "t1", Surface: "s", Outcome: "unkept", Why: "tools"}, r.now)
 	long := strings.Repeat("é", 100)
 	r.Note(&Event{Tenant: "t2", Surface: "s", Outcome: "uncacheable", Why: long}, r.now)
 	for _, l := range r.Snapshot(r.now) {
@@ -485,19 +515,26 @@ func TestWatchFlood(t *testing.T) {
 		}
 	}
 	r.now += 69 * watchMinute
-	r.Note(&Event{Tenant: "t3", Surface: "s", Outcome: "exact"}, r.now)
+	r.Note(&Event{Tenant: "t3", Surface: "s", Outcome: "exact", SavedNanoUSD: 1}, r.now)
 	r.pass(5)
 	lines = r.Snapshot(r.now)
-	if len(lines) != 2 || lines[0].Tenant != "t3" || lines[1].Exact != maxWatched+5_000-1 || lines[1].Uncacheable[OtherWatched] < 900 {
+	if len(lines) != 2 || lines[0].Tenant != "t3" || lines[1].Exact != maxWatched+5_000-1 || lines[1].SavedNanoUSD != maxWatched+5_000-1 || lines[1].Unkept["tools"] != 1 || lines[1].Uncacheable[OtherWatched] < 900 {
 		t.Errorf("%d lines: %.300v", len(lines), lines)
 	}
 	for i := range 2_000 {
-		for range 5 * sampleEvery {
-			r.Note(&Event{Tenant: fmt.Sprint("u", i), Surface: "s", Outcome: "miss", Context: func() *Context { return &Context{Body: []byte("{}")} }}, r.now)
+		s, p := r.find(watchName{fmt.Sprint("u", i), "s"}, r.now)
+		for range 5 {
+			r.keepSample(p, keySample{at: r.now})
 		}
+		s.mu.Unlock()
 	}
-	if n := r.samples.Load(); n != maxSamples {
-		t.Errorf("%d samples", n)
+	kept := 0
+	r.each(func(p *watched) bool {
+		kept += len(p.samples)
+		return false
+	})
+	if n := r.samples.Load(); n != maxSamples || kept != maxSamples {
+		t.Errorf("%d samples, %d of them counted", kept, n)
 	}
 }
 
