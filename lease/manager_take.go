@@ -313,10 +313,35 @@ func (t *taking) await(l *line, a *asking, which uint32, began int64) (refused i
 	if !ok || refused == NotOwner {
 		return -1, which, outAgain // void: nothing is held of it
 	}
+	if refused >= 0 && t.thawed(which) {
+		refused = -1
+	}
 	if refused == -1 {
 		t.held |= which
 	}
 	return refused, 0, outDecided
+}
+
+// thawed has the holder take the charges in which after all, if leases cover them that the answer has brought, or has thawed:
+// their owner refused beside these.
+func (t *taking) thawed(which uint32) bool {
+	if t.peek {
+		return false
+	}
+	sub, index := subset(t.cs, which)
+	ds := make([]limiter.Decision, len(sub))
+	refused, missing := t.m.holder.take(sub, ds, false)
+	switch {
+	case refused != -1:
+		return false
+	case missing != 0:
+		t.m.holder.Cancel(sub, (1<<len(sub)-1)&^missing)
+		return false
+	}
+	for i := range sub {
+		t.cs[index[i]], t.ds[index[i]] = sub[i], ds[i]
+	}
+	return true
 }
 
 // missed: the budget is over. An owner that had a fair part of it, and has said nothing at all for as

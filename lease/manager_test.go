@@ -357,6 +357,27 @@ func TestManagerGivesBackWhatCameTooLate(t *testing.T) {
 	})
 }
 
+// TestManagerSpendsWhatThaws: who asks because its lease is frozen is not refused for what lies in it.
+func TestManagerSpendsWhatThaws(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		w.step(w.nodes, 0, 0, 0, 0)
+		n, limit := w.nodes[1], bucketOf(5, time.Second, 5)
+		for range 300 {
+			n.take(chargeOn("0acme", limit, 1))
+			time.Sleep(10 * time.Millisecond)
+		}
+		w.nodes[0].rights.lapse(true)
+		time.Sleep(1500 * time.Millisecond)
+		w.nodes[0].rights.lapse(false)
+		for i := range 5 {
+			if ok, d := n.take(chargeOn("0acme", limit, 1)); !ok || d.By != limiter.ByLease {
+				t.Fatalf("%d of five that lie here: %+v", i, d)
+			}
+		}
+	})
+}
+
 // TestManagersRefuseNoFreeSlot: as many requests at once as there are slots are all let through, by whatever nodes they come
 // and wherever the slots were used before.
 func TestManagersRefuseNoFreeSlot(t *testing.T) {
