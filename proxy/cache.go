@@ -68,9 +68,11 @@ type Cached struct {
 // CacheAsk is one question to the cluster.
 type CacheAsk struct {
 	Key      [32]byte
-	Live     bool // the stream of another will do while it passes
-	Refresh  bool // nothing that is kept will do
-	Early    bool // if another is at it already, or it is younger than Age by now, that is enough
+	Tenant   string
+	Tags     []string // of the request
+	Live     bool     // the stream of another will do while it passes
+	Refresh  bool     // nothing that is kept will do
+	Early    bool     // if another is at it already, or it is younger than Age by now, that is enough
 	Age      time.Duration
 	MaxEntry int64
 	LeadFor  time.Duration // how long another may lead without a byte that others see

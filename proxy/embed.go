@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"time"
 
 	"headgate/proxy/edge"
 	"headgate/proxy/openai"
@@ -30,9 +31,10 @@ type Elements interface {
 type embedding struct {
 	in      openai.Inputs
 	keys    [][32]byte
-	found   [][]byte // by input; nil: not known
-	tokens  int64    // of those that were kept
-	model   string   // as the backend calls it
+	found   [][]byte      // by input; nil: not known
+	tokens  int64         // of those that were kept
+	age     time.Duration // of the oldest of those
+	model   string        // as the backend calls it
 	missing []int
 	whole   *edge.Body // of the client's request
 	wholeIn openai.Request
@@ -91,7 +93,7 @@ func (x *exchange) lookElements(e *embedding) {
 			e.missing = append(e.missing, i)
 			continue
 		}
-		e.found[i], e.model, e.tokens = one.Elements[0], one.Model, e.tokens+k.Input
+		e.found[i], e.model, e.tokens, e.age = one.Elements[0], one.Model, e.tokens+k.Input, max(e.age, k.Age)
 	}
 }
 
@@ -103,6 +105,7 @@ func (x *exchange) serveElements(e *embedding) error {
 		return err
 	}
 	x.cacheHeader("exact")
+	x.ageHeader(e.age)
 	x.write(http.StatusOK, "application/json", openai.JoinEmbeddings(e.found, e.model, u))
 	return nil
 }

@@ -434,7 +434,7 @@ func (x *exchange) meter() error {
 
 // assertUser takes the user that the body names, where the key may name one and no header has.
 func (x *exchange) assertUser() error {
-	if !x.caller.AssertUser || x.user != x.caller.User || x.in.User == "" {
+	if !x.caller.AssertUser || x.r.Header.Get("X-Headgate-User") != "" || x.in.User == "" {
 		return nil
 	}
 	if err := checkUser("user", x.in.User); err != nil {

@@ -274,6 +274,12 @@ func (c *consult) word() string {
 
 func (x *exchange) cacheHeader(word string) { x.w.Header().Set("X-Headgate-Cache", word) }
 
+// ageHeader says how old an answer is (RFC 9111, section 5.1).
+func (x *exchange) ageHeader(age time.Duration) {
+	x.cache.age = age
+	x.w.Header().Set("Age", strconv.FormatInt(int64(age/time.Second), 10))
+}
+
 // enter takes what a request costs that the cache may answer.
 func (x *exchange) enter(metered bool) error {
 	if metered {
@@ -344,7 +350,7 @@ func (x *exchange) join() (CacheTurn, error) {
 		}
 		return CacheTurn{Hit: x.p.cfg.Elements.GetMany(ctx, [][32]byte{c.key})[0]}, nil
 	}
-	ask := CacheAsk{Key: c.key, Live: x.in.Stream, LeadFor: x.leadFor(), Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes}
+	ask := CacheAsk{Key: c.key, Tenant: x.caller.Tenant, Tags: c.tags, Live: x.in.Stream, LeadFor: x.leadFor(), Refresh: c.mode == cacheRefresh, Early: c.early, Age: c.age, MaxEntry: c.surface.Exact.MaxBytes}
 	if x.route.kind == openai.Embedding {
 		ask.MaxEntry = maxAnswerHeld
 	}
@@ -468,9 +474,8 @@ func (x *exchange) serveKept(k *Cached, metered bool) (served bool, err error) {
 	if err := x.settleKept(word, metered); err != nil {
 		return true, err
 	}
-	x.cache.age = k.Age
 	x.cacheHeader(word)
-	x.w.Header().Set("Age", strconv.FormatInt(int64(k.Age/time.Second), 10))
+	x.ageHeader(k.Age)
 	x.write(http.StatusOK, contentType, body)
 	if k.Refresh && x.cache.mode != cacheOnly {
 		x.refreshLater(k)
@@ -483,7 +488,7 @@ func (x *exchange) shape(k *Cached) (body []byte, contentType string, err error)
 	if !x.in.Stream {
 		return k.Body, k.ContentType, nil
 	}
-	body, err = openai.Replay(x.route.kind, k.Body, openai.ReplayOptions{IncludeUsage: x.in.WantsUsage})
+	body, err = openai.Replay(x.route.kind, k.Body, openai.ReplayOptions{IncludeUsage: x.in.WantsUsage, Sound: true})
 	return body, "text/event-stream; charset=utf-8", err
 }
 
@@ -511,12 +516,12 @@ func (x *exchange) serveStale(k *Cached) bool {
 	if err != nil {
 		return false
 	}
-	x.cache.tier, x.cache.age = "stale", k.Age
+	x.cache.tier = "stale"
 	x.answer.usage = openai.Usage{Input: k.Input, CachedInput: k.CachedInput, Output: k.Output, Known: true}
 	x.cached("stale_if_error")
 	x.settle(outcomeFailed)
 	x.cacheHeader("stale")
-	x.w.Header().Set("Age", strconv.FormatInt(int64(k.Age/time.Second), 10))
+	x.ageHeader(k.Age)
 	x.w.Header().Del("X-Headgate-Backend")
 	x.answer.backend = ""
 	x.write(http.StatusOK, contentType, body)
