@@ -96,7 +96,7 @@ func TestLRU(t *testing.T) {
 }
 
 func TestNonsenseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-rounds", "0"}, {"-each", "1h"}, {"-reads", "0"}, {"-nodes", "1"}, {"-crowd", "5000"}, {"-only", "everything"}, {"-misses", "0"}} {
+	for _, args := range [][]string{{"-rounds", "0"}, {"-each", "1h"}, {"-reads", "0"}, {"-nodes", "1"}, {"-crowd", "5000"}, {"-only", "everything"}, {"-kind", "video"}, {"-misses", "0"}} {
 		if err := command(t.Context(), args); err == nil {
 			t.Errorf("%v is taken", args)
 		}

@@ -28,7 +28,11 @@ type crowdKind struct {
 
 func crowdKinds() []crowdKind {
 	return []crowdKind{
-		{name: "JSON"}, {name: "stream", stream: true}, {name: "JSON, cache bypassed", mode: "bypass"}, {name: "JSON, of a bare handler", bare: true},
+		{name: "JSON"},
+		{name: "stream", stream: true},
+		{name: "JSON, cache bypassed", mode: "bypass"},
+		{name: "stream, cache bypassed", stream: true, mode: "bypass"},
+		{name: "JSON, of a bare handler", bare: true},
 	}
 }
 
@@ -36,6 +40,7 @@ func crowdKinds() []crowdKind {
 type crowdSample struct {
 	calls     int64 // of the model
 	failed    int
+	reason    error         // why one did
 	p50, last time.Duration // of answers, since all were sent off
 }
 
@@ -92,7 +97,7 @@ func crowd(ctx context.Context, c *config, rep *report) (_ section, err error) {
 				return nil, err
 			}
 			if sample.failed > 0 {
-				rep.note("crowd, %s: %d of %d requests failed", r.name, sample.failed, c.crowd)
+				rep.note("crowd, %s: %d of %d requests failed, such as by %v", r.name, sample.failed, c.crowd, sample.reason)
 			}
 			if round > 0 {
 				r.samples = append(r.samples, sample)
@@ -129,6 +134,7 @@ func (f *fleet) gather(ctx context.Context, n int, targets []*process, up *proce
 		a := &answers[i]
 		if a.err != nil || a.status != http.StatusOK || k.stream && !strings.Contains(string(a.body), "data: [DONE]") {
 			s.failed++
+			s.reason = a.bad()
 			continue
 		}
 		took = append(took, a.at.Sub(began))

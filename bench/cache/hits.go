@@ -49,6 +49,7 @@ type hitSample struct {
 type hitRow struct {
 	kind       hitKind
 	parallel   int
+	path       string // at the bare handler
 	bare, hits []hitSample
 }
 
@@ -82,9 +83,11 @@ func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
 		return nil, err
 	}
 	s := &hitSection{}
-	for _, k := range kinds {
+	for i, k := range kinds {
 		for _, parallel := range parallels() {
-			s.rows = append(s.rows, &hitRow{kind: k, parallel: parallel})
+			if strings.Contains(k.name, c.kind) {
+				s.rows = append(s.rows, &hitRow{kind: k, parallel: parallel, path: kindPath(i)})
+			}
 		}
 	}
 	before, err := f.asked(ctx, up)
@@ -93,8 +96,8 @@ func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
 	}
 	for round := range c.rounds {
 		fmt.Fprintf(c.log, "  round %d of %d\n", round+1, c.rounds)
-		for i, r := range s.rows {
-			if err := f.hitRound(ctx, c, r, nodes[0], bare, kindPath(i/len(parallels())), round); err != nil {
+		for _, r := range s.rows {
+			if err := f.hitRound(ctx, c, r, nodes[0], bare, round); err != nil {
 				return nil, err
 			}
 		}
@@ -114,7 +117,7 @@ func kindPath(i int) string { return fmt.Sprintf("/kind/%d", i) }
 // keep has a node keep all answers, and starts the bare handler with one of each kind.
 func (f *fleet) keep(ctx context.Context, n *process, kinds []hitKind) (*process, error) {
 	plain := map[string]plainAnswer{}
-	for i := range kinds {
+	for i := range kinds { // all, since a stream is replayed from what was not one
 		k := &kinds[i]
 		for q := range questions {
 			body := question("hit", q, k.tokens, k.stream)
@@ -142,12 +145,12 @@ func (f *fleet) keep(ctx context.Context, n *process, kinds []hitKind) (*process
 }
 
 // hitRound measures both targets once; who comes first changes by the round.
-func (f *fleet) hitRound(ctx context.Context, c *config, r *hitRow, n, bare *process, path string, round int) error {
+func (f *fleet) hitRound(ctx context.Context, c *config, r *hitRow, n, bare *process, round int) error {
 	targets := []struct {
 		p   *process
 		url string
 		to  *[]hitSample
-	}{{bare, bare.url() + path, &r.bare}, {n, n.url() + "/v1/chat/completions", &r.hits}}
+	}{{bare, bare.url() + r.path, &r.bare}, {n, n.url() + "/v1/chat/completions", &r.hits}}
 	if round%2 == 1 {
 		targets[0], targets[1] = targets[1], targets[0]
 	}

@@ -34,6 +34,7 @@ type config struct {
 	crowd   int           // requests at once
 	misses  int           // of each kind
 	only    string        // parts, by comma; empty: all
+	kind    string        // of hits, those whose name holds this; empty: all
 	profile string        // folder for the node's CPU profiles while it serves hits; empty: none
 	dir     string        // where data goes; empty: where temporary files do
 	log     io.Writer
@@ -67,6 +68,9 @@ func (c *config) validate() error {
 	}
 	if c.each < 8*time.Millisecond || c.each > time.Minute {
 		return fmt.Errorf("-each %v: between 8ms and 1m", c.each)
+	}
+	if !slices.ContainsFunc(hitKinds(), func(k hitKind) bool { return strings.Contains(k.name, c.kind) }) {
+		return fmt.Errorf("-kind %q: there is no such kind", c.kind)
 	}
 	for name := range strings.SplitSeq(c.only, ",") {
 		if name != "" && !slices.ContainsFunc(parts(), func(p part) bool { return p.name == name }) {
@@ -112,6 +116,7 @@ func command(ctx context.Context, args []string) error {
 	f.IntVar(&c.crowd, "crowd", 1000, "requests at once for the same")
 	f.IntVar(&c.misses, "misses", 400, "misses of each kind")
 	f.StringVar(&c.only, "only", "", "parts to measure, by comma: hits, speed, memory, ratio, crowd, misses (default all)")
+	f.StringVar(&c.kind, "kind", "", "of hits, those kinds whose name holds this")
 	f.StringVar(&c.profile, "profile", "", "folder for CPU profiles of the node that serves hits; its figures are then worth less")
 	if err := f.Parse(args); err != nil {
 		return err

@@ -27,6 +27,7 @@ const (
 // speedSample is one measurement of an operation.
 type speedSample struct {
 	ns     float64 // that one takes, to who does it
+	cpu    float64 // of this process, in ns: what is left of ns on a machine that has others to serve
 	allocs float64
 }
 
@@ -70,7 +71,7 @@ func (o *operation) time(ctx context.Context, length time.Duration) (s speedSamp
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	counts, failed := make([]int, o.many), make([]bool, o.many)
-	began := time.Now()
+	used, began := ownCPU(), time.Now()
 	var wg sync.WaitGroup
 	for g := range o.many {
 		wg.Go(func() {
@@ -88,7 +89,7 @@ func (o *operation) time(ctx context.Context, length time.Duration) (s speedSamp
 		})
 	}
 	wg.Wait()
-	took := time.Since(began)
+	took, used := time.Since(began), ownCPU()-used
 	runtime.ReadMemStats(&after)
 	n := 0
 	for g, c := range counts {
@@ -100,7 +101,10 @@ func (o *operation) time(ctx context.Context, length time.Duration) (s speedSamp
 	if n == 0 {
 		return s, errors.Join(errors.New("it was not done once"), ctx.Err())
 	}
-	return speedSample{ns: float64(took.Nanoseconds()) * float64(o.many) / float64(n), allocs: float64(after.Mallocs-before.Mallocs) / float64(n)}, nil
+	return speedSample{
+		ns: float64(took.Nanoseconds()) * float64(o.many) / float64(n), cpu: float64(used.Nanoseconds()) / float64(n),
+		allocs: float64(after.Mallocs-before.Mallocs) / float64(n),
+	}, nil
 }
 
 // sized names an amount of bytes.
@@ -216,7 +220,8 @@ func prose(n int) []byte {
 	return text[:n]
 }
 
-func nsOf(s *speedSample) float64 { return s.ns }
+func nsOf(s *speedSample) float64  { return s.ns }
+func cpuOf(s *speedSample) float64 { return max(s.cpu, 1) }
 
 func (s *speedSection) find(name string) *operation {
 	for _, o := range s.ops {
@@ -228,14 +233,15 @@ func (s *speedSection) find(name string) *operation {
 }
 
 func (s *speedSection) write(b *strings.Builder) {
-	b.WriteString("keys and look-ups, in this process; the time is that of one to who does it. Caches have 64 MiB and 4,096 entries of 1,500 bytes, looked up in turn.\n\n")
-	fmt.Fprintf(b, "%-48s %10s %10s %12s\n", "", "ns", "allocs", "ours to it")
+	b.WriteString("keys and look-ups, in this process; the time is that of one to who does it, cpu that of the process for one; ours to it\n" +
+		"is by cpu. Caches have 64 MiB and 4,096 entries of 1,500 bytes, looked up in turn.\n\n")
+	fmt.Fprintf(b, "%-48s %10s %10s %10s %12s\n", "", "ns", "cpu ns", "allocs", "ours to it")
 	for _, o := range s.ops {
 		ratio := ""
 		if p := s.find(o.peer); p != nil && p != o {
-			ratio = fmt.Sprintf("%.2f", median(pairs(p.samples, o.samples, func(p, o *speedSample) float64 { return p.ns / o.ns })))
+			ratio = fmt.Sprintf("%.2f", median(pairs(p.samples, o.samples, func(p, o *speedSample) float64 { return cpuOf(p) / cpuOf(o) })))
 		}
-		fmt.Fprintf(b, "%-48s %10.0f %10.1f %12s\n", o.name, median(each(o.samples, nsOf)), median(each(o.samples, func(s *speedSample) float64 { return s.allocs })), ratio)
+		fmt.Fprintf(b, "%-48s %10.0f %10.0f %10.1f %12s\n", o.name, median(each(o.samples, nsOf)), median(each(o.samples, cpuOf)), median(each(o.samples, func(s *speedSample) float64 { return s.allocs })), ratio)
 	}
 }
 
@@ -245,8 +251,8 @@ func (s *speedSection) aims() (as []aim) {
 		ns   float64
 	}{{lookName(theStore, 1), 1000}, {lookName(theStore, max(2, runtime.NumCPU())), 1000}, {"key, chat of 1 KB", 3000}} {
 		if o := s.find(a.name); o != nil {
-			v := median(each(o.samples, nsOf))
-			as = append(as, aim{v <= a.ns, fmt.Sprintf("%s: %.2f µs, aim ≤ %g", a.name, v/1000, a.ns/1000)})
+			v := median(each(o.samples, cpuOf)) // which does not depend on what else the machine has to do
+			as = append(as, aim{v <= a.ns, fmt.Sprintf("%s: %.2f µs of CPU (%.2f in all), aim ≤ %g", a.name, v/1000, median(each(o.samples, nsOf))/1000, a.ns/1000)})
 		}
 	}
 	return as
