@@ -2,7 +2,6 @@ package cache
 
 import (
 	"container/list"
-	"context"
 	"io"
 	"slices"
 	"time"
@@ -238,7 +237,7 @@ func (b *branch) endRelay(err error) {
 	if b.relay == nil {
 		return
 	}
-	b.relay.end(err, nil)
+	b.relay.end(err)
 	if b.tape == b.relay {
 		b.tape = nil
 	}
@@ -293,7 +292,7 @@ func (b *branch) lead(d *down) {
 	}
 	w, e := at.Value.(*waiter), b.e
 	f := &Fill{
-		e: e, b: b, token: d.token, stamp: e.cfg.Stamp(), gen: e.gen.Load(), since: e.cfg.Now(), maxEntry: e.cfg.MaxEntry,
+		e: e, b: b, token: d.token, stamp: e.cfg.Stamp(), since: e.cfg.Now(), maxEntry: e.cfg.MaxEntry,
 		others: true, // until the owner says
 	}
 	if w.ask.MaxEntry > 0 {
@@ -377,16 +376,16 @@ func (f *Fill) write(p []byte) {
 		return
 	}
 	f.large, f.others = true, false
-	f.endTape(ErrBroken, nil)
+	f.endTape(ErrBroken)
 	f.b.say(&up{kind: upUnshareable, token: f.token, cut: true})
 	f.b.finish(Turn{Kind: TurnPass})
 }
 
-func (f *Fill) endTape(err error, entry *Entry) {
+func (f *Fill) endTape(err error) {
 	if f.tape == nil {
 		return
 	}
-	f.tape.end(err, entry)
+	f.tape.end(err)
 	if f.b.tape == f.tape {
 		f.b.tape = nil
 	}
@@ -396,7 +395,7 @@ func (f *Fill) endTape(err error, entry *Entry) {
 func (f *Fill) conclude(u *up, err error) {
 	b := f.b
 	u.token = f.token
-	f.endTape(err, u.entry)
+	f.endTape(err)
 	b.fills = slices.DeleteFunc(b.fills, func(o *Fill) bool { return o == f })
 	u.late = f.large
 	if f.gone {
@@ -423,28 +422,6 @@ func (f *Fill) stop() {
 		cancel()
 	}
 	f.cancels = nil
-}
-
-// watch is Fill.Context.
-func (f *Fill) watch(client context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(client))
-	e := f.e
-	e.mu.Lock()
-	f.cancels = append(f.cancels, cancel)
-	e.mu.Unlock()
-	stop := context.AfterFunc(client, func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		f.gone = true
-		if f.ended.Load() {
-			f.stop()
-		}
-		f.b.restate()
-	})
-	return ctx, func() {
-		stop()
-		cancel()
-	}
 }
 
 // delta is how long the fill took.

@@ -100,12 +100,6 @@ func (b *bridge) refused(v *stored) bool {
 	return !v.inCache && b.m[v.entry.Key] == v
 }
 
-func (b *bridge) drop(k *Key) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.remove(b.m[*k])
-}
-
 func (b *bridge) dropThis(v *stored) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -34,9 +34,6 @@ type Config struct {
 	Valid func(*Entry) bool
 	// Stamp is where the ledger is: what is invalidated later has a higher one.
 	Stamp func() uint64
-	// Current says whether this node hears of invalidations now. Where it does not, nothing that is
-	// stored here is served.
-	Current func() bool
 	// Now is a monotone clock in nanoseconds that counts suspend.
 	Now func() int64
 	// Rand draws jitter and the numbers of leads; only the Exact may use it.
@@ -60,7 +57,6 @@ func (c *Config) validate() error {
 		{"Client", c.Client != nil},
 		{"Valid", c.Valid != nil},
 		{"Stamp", c.Stamp != nil},
-		{"Current", c.Current != nil},
 		{"Now", c.Now != nil},
 		{"Rand", c.Rand != nil},
 	} {
@@ -87,9 +83,7 @@ type entries interface {
 	Stale(key Key, now int64) (Hit, bool)
 	Put(e *Entry) bool
 	PutCopy(h Hit) bool
-	Drop(key Key)
 	Release(key Key)
-	Clear()
 	Stats() Stats
 }
 
@@ -101,7 +95,6 @@ type Exact struct {
 	ctx    context.Context // of all that runs in the background
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	gen    atomic.Uint64 // raised by Clear: what began before it is not stored
 	puts   chan struct{} // has a place for each Put that is on its way
 
 	mu       sync.Mutex // over what follows and all that hangs on it; never held across I/O
@@ -122,7 +115,7 @@ func NewExact(cfg Config) (*Exact, error) {
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.referee = referee{
-		flights: map[Key]*flight{}, passes: map[Key]int64{}, gen: e.gen.Load,
+		flights: map[Key]*flight{}, passes: map[Key]int64{},
 		token:  func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
 		handed: func(reason string) { e.met.handovers.WithLabelValues(reason).Inc() },
 	}
@@ -170,24 +163,6 @@ func (e *Exact) Close() {
 	e.cancel()
 	e.mu.Unlock()
 	e.wg.Wait()
-}
-
-// Clear drops all that is stored here. What is being filled now is given to those who wait, and not
-// stored here.
-func (e *Exact) Clear() {
-	e.gen.Add(1)
-	e.cfg.Store.Clear()
-}
-
-// keep stores an answer that was begun in a generation.
-func (e *Exact) keep(put func(), k Key, gen uint64) {
-	if e.gen.Load() != gen {
-		return
-	}
-	put()
-	if e.gen.Load() != gen {
-		e.cfg.Store.Drop(k)
-	}
 }
 
 // Ask is one request's interest in an answer. It must not change while Join runs.
@@ -241,12 +216,7 @@ type Failure struct {
 }
 
 // Look finds what is stored on this node. It never waits.
-func (e *Exact) Look(k Key) (Hit, bool) {
-	if !e.cfg.Current() {
-		return Hit{}, false
-	}
-	return e.cfg.Store.Get(k, e.cfg.Now())
-}
+func (e *Exact) Look(k Key) (Hit, bool) { return e.cfg.Store.Get(k, e.cfg.Now()) }
 
 // Join blocks until there is something to do. Its error is that of ctx. Who gets a TurnLead must
 // end the Fill, who gets a TurnLive must Close the Reader.
@@ -295,7 +265,7 @@ func (e *Exact) complete(ask *Ask, t Turn) Turn {
 	if ask.Early && (t.Kind == TurnPass || t.Kind == TurnFailed) {
 		return Turn{Kind: TurnBusy}
 	}
-	if t.Kind == TurnHit || t.Kind == TurnLive || !e.cfg.Current() {
+	if t.Kind == TurnHit || t.Kind == TurnLive {
 		return t
 	}
 	if t.Stale != nil && !e.cfg.Valid(t.Stale.Entry) {
@@ -325,7 +295,6 @@ type Fill struct {
 	b        *branch
 	token    uint64
 	stamp    uint64
-	gen      uint64
 	since    int64
 	maxEntry int64
 	ended    atomic.Bool
@@ -342,7 +311,24 @@ type Fill struct {
 // for the answer, and when the CancelFunc is called, which must be. It has the values of client but
 // not its deadline.
 func (f *Fill) Context(client context.Context) (context.Context, context.CancelFunc) {
-	return f.watch(client)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(client))
+	e := f.e
+	e.mu.Lock()
+	f.cancels = append(f.cancels, cancel)
+	e.mu.Unlock()
+	stop := context.AfterFunc(client, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		f.gone = true
+		if f.ended.Load() {
+			f.stop()
+		}
+		f.b.restate()
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 // Begin says that a 2xx stream of events has begun that may be given to others: those who take a live
@@ -399,7 +385,7 @@ func (f *Fill) whole(kind upKind, en *Entry) {
 		kind = upShare
 	}
 	if kind == upStore && e.cfg.Valid(&filled) { // before the flight ends, so that nobody finds neither
-		e.keep(func() { e.cfg.Store.Put(&filled) }, filled.Key, f.gen)
+		e.cfg.Store.Put(&filled)
 	}
 	f.last(&up{kind: kind, entry: &filled}, io.EOF)
 }
@@ -477,10 +463,6 @@ func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 		}
 	}
 }
-
-// Entry is, after io.EOF, what the stream came to, where it was filled by a request of this node and
-// stored or shared; nil else.
-func (r *Reader) Entry() *Entry { return r.tape.whole() }
 
 // Close ends the interest in the stream. More than once is as good as once.
 func (r *Reader) Close() {

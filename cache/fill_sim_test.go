@@ -119,7 +119,7 @@ func (s *sim) shuffle() {
 func (s *sim) fault() {
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
 	other := s.nodes[s.rng.IntN(len(s.nodes))]
-	switch s.rng.IntN(8) {
+	switch s.rng.IntN(7) {
 	case 0, 1:
 		if n.dead {
 			n.start()
@@ -136,10 +136,6 @@ func (s *sim) fault() {
 		s.net.Heal()
 	case 6:
 		s.shuffle()
-	case 7:
-		if !n.dead {
-			n.Clear()
-		}
 	}
 }
 

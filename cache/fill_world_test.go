@@ -82,22 +82,10 @@ func (s *shelf) PutCopy(h Hit) bool {
 	return !h.Stale && s.Put(&c)
 }
 
-func (s *shelf) Drop(k Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.what, k)
-}
-
 func (s *shelf) Release(k Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.claims[k] = false
-}
-
-func (s *shelf) Clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.what)
 }
 
 func (s *shelf) Stats() Stats {
@@ -124,17 +112,16 @@ type world struct {
 
 type peerNode struct {
 	*Exact
-	w       *world
-	index   int
-	host    *clustertest.Host
-	shelf   *shelf
-	server  *grpc.Server
-	reg     *prometheus.Registry
-	current atomic.Bool
-	deaf    atomic.Bool // it does not hear of invalidations
-	ctx     context.Context
-	die     context.CancelFunc
-	ended   sync.WaitGroup
+	w      *world
+	index  int
+	host   *clustertest.Host
+	shelf  *shelf
+	server *grpc.Server
+	reg    *prometheus.Registry
+	deaf   atomic.Bool // it does not hear of invalidations
+	ctx    context.Context
+	die    context.CancelFunc
+	ended  sync.WaitGroup
 
 	mu    sync.Mutex
 	dead  bool
@@ -177,10 +164,9 @@ func (n *peerNode) start() {
 	n.dead = false
 	n.mu.Unlock()
 	n.reg = prometheus.NewRegistry()
-	n.current.Store(true)
 	n.shelf = &shelf{now: wallNow, valid: n.valid, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]bool{}}
 	e, err := NewExact(Config{
-		Store: n.shelf, Ring: n.ringOf, Client: n.client, Valid: n.valid, Stamp: n.w.stamp.Load, Current: n.current.Load, Now: wallNow,
+		Store: n.shelf, Ring: n.ringOf, Client: n.client, Valid: n.valid, Stamp: n.w.stamp.Load, Now: wallNow,
 		Rand: rand.New(rand.NewPCG(uint64(n.index), 7)), Registerer: n.reg,
 	})
 	if err != nil {

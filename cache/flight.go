@@ -34,7 +34,6 @@ type referee struct {
 	flights  map[Key]*flight
 	passes   map[Key]int64 // until when a key's answers are known not to be shared
 	sessions int
-	gen      func() uint64 // it rises when the store is cleared: what was begun before is not stored
 	token    func() uint64 // unique in the cluster, not 0
 	handed   func(reason string)
 }
@@ -55,7 +54,6 @@ type flight struct {
 // lead is the right to ask the model.
 type lead struct {
 	token  uint64
-	gen    uint64
 	by     *session
 	since  int64
 	for_   int64 // how long it may be silent
@@ -153,7 +151,7 @@ func (r *referee) join(s *session, waits, live bool, now int64) {
 
 // adopt takes a lead that an owner gave which is lost.
 func (r *referee) adopt(f *flight, s *session, token uint64, now int64) {
-	l := &lead{token: token, gen: r.gen(), by: s, since: now, for_: int64(s.ask.leadFor)}
+	l := &lead{token: token, by: s, since: now, for_: int64(s.ask.leadFor)}
 	f.leads = append(f.leads, l)
 	if f.lock == nil {
 		f.lock = l
@@ -229,7 +227,7 @@ func (r *referee) give(f *flight, s *session, now int64) {
 	f.unqueue(s)
 	s.waits = false // until it says that others of the node wait
 	f.given++
-	f.lock = &lead{token: r.token(), gen: r.gen(), by: s, since: now, for_: int64(s.ask.leadFor)}
+	f.lock = &lead{token: r.token(), by: s, since: now, for_: int64(s.ask.leadFor)}
 	f.leads = append(f.leads, f.lock)
 	s.say(&down{kind: downLead, token: f.lock.token})
 }

@@ -15,7 +15,7 @@ func TestReferee(t *testing.T) {
 		m := &refereeMachine{t: t, heard: map[*session]*heardOf{}}
 		var tokens uint64
 		m.r = &referee{
-			flights: map[Key]*flight{}, passes: map[Key]int64{}, gen: func() uint64 { return 0 }, handed: func(string) {},
+			flights: map[Key]*flight{}, passes: map[Key]int64{}, handed: func(string) {},
 			token: func() uint64 { tokens++; return tokens },
 		}
 		t.Repeat(map[string]func(*rapid.T){

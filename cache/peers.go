@@ -121,7 +121,6 @@ type conversation struct {
 	b      *branch
 	self   bool
 	s      asker
-	gen    uint64
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when nothing can be received any more
 
@@ -135,7 +134,7 @@ type conversation struct {
 func (e *Exact) converse(b *branch, address string) ending {
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
-	c := &conversation{e: e, b: b, self: address == "", gen: e.gen.Load(), cancel: cancel, ended: make(chan struct{})}
+	c := &conversation{e: e, b: b, self: address == "", cancel: cancel, ended: make(chan struct{})}
 	began := e.cfg.Now()
 	quiet := time.AfterFunc(helloFor, func() {
 		c.mu.Lock()
@@ -223,7 +222,7 @@ func (c *conversation) store(d *down) {
 	if d.kind != downHit || c.self || !d.keep || !e.cfg.Valid(d.hit.Entry) {
 		return
 	}
-	e.keep(func() { e.cfg.Store.PutCopy(d.hit) }, d.hit.Key, c.gen)
+	e.cfg.Store.PutCopy(d.hit)
 }
 
 // speak says what the branch has to say, until nobody is left there and the owner has heard all of it. closed: so it
@@ -542,7 +541,7 @@ func (e *Exact) fetch(ctx context.Context, address string, keys []Key, which []i
 	for _, i := range which {
 		in.Keys = append(in.Keys, keys[i][:])
 	}
-	gen, began := e.gen.Load(), e.cfg.Now()
+	began := e.cfg.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := pb.NewExactClient(conn).Get(ctx, in)
@@ -565,7 +564,7 @@ func (e *Exact) fetch(ctx context.Context, address string, keys []Key, which []i
 		}
 		if en != nil && e.cfg.Valid(en) {
 			found[which[n]] = en
-			e.keep(func() { e.cfg.Store.PutCopy(Hit{Entry: en, Age: en.Age}) }, en.Key, gen)
+			e.cfg.Store.PutCopy(Hit{Entry: en, Age: en.Age})
 		}
 	}
 }

@@ -173,7 +173,7 @@ func (v *serving) speak(ctx context.Context) error {
 
 // addStale adds what the node may serve where the model fails, unless it has the same store.
 func (v *serving) addStale(out []*down) {
-	if v.s.self || !v.e.cfg.Current() {
+	if v.s.self {
 		return
 	}
 	for i, d := range out {
@@ -253,7 +253,7 @@ func (v *serving) join(u *up) {
 
 // stored finds what the store has that will do for an ask.
 func (e *Exact) stored(a *asked) (Hit, bool) {
-	if a.refresh || !e.cfg.Current() {
+	if a.refresh {
 		return Hit{}, false
 	}
 	now := e.cfg.Now()
@@ -278,7 +278,7 @@ func (v *serving) whole(u *up) error {
 	}
 	valid := e.cfg.Valid(u.entry)
 	if valid && u.kind == upStore && !v.s.self { // before the flight ends, so that nobody finds neither
-		e.keep(func() { e.cfg.Store.Put(u.entry) }, u.entry.Key, l.gen)
+		e.cfg.Store.Put(u.entry)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -318,7 +318,6 @@ func (s *server) Get(in *pb.GetRequest, stream grpc.ServerStreamingServer[pb.Pie
 
 // Put is part of Exact in cache.proto.
 func (s *server) Put(stream grpc.ClientStreamingServer[pb.Piece, pb.PutResponse]) error {
-	gen := s.e.gen.Load()
 	decoder := pieceDecoder{joiner: joiner{max: s.e.cfg.MaxEntry}}
 	for {
 		m, err := stream.Recv()
@@ -334,7 +333,7 @@ func (s *server) Put(stream grpc.ClientStreamingServer[pb.Piece, pb.PutResponse]
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
 		if en != nil && s.e.cfg.Valid(en) {
-			s.e.keep(func() { s.e.cfg.Store.Put(en) }, en.Key, gen)
+			s.e.cfg.Store.Put(en)
 		}
 	}
 }

@@ -84,7 +84,6 @@ type Store struct {
 
 	randMu sync.Mutex // over c.Rand
 
-	clearing                           atomic.Bool // what goes now was neither evicted nor is to be bridged
 	puts, tooLarge, rejected, dropped  atomic.Int64
 	evicted, invalid, foreign, bridged atomic.Int64
 }
@@ -306,23 +305,14 @@ func (s *Store) offerAgain(v *stored, now int64) {
 	}
 }
 
-// onEvict is called where an entry goes to make room, where its time is over, and where it was
-// cleared, by ristretto's goroutine; it may hold a lock of ristretto's.
+// onEvict is called where an entry goes to make room, where its time is over, and where the store is
+// closed, by ristretto's goroutine; it may hold a lock of ristretto's.
 func (s *Store) onEvict(v *stored) {
-	if v == nil || s.clearing.Load() {
+	if v == nil {
 		return
 	}
 	s.evicted.Add(1)
 	s.bridge.evicted(v, s.c.Now())
-}
-
-// Drop forgets a key.
-func (s *Store) Drop(k Key) {
-	st := s.stripe(storeHash(&k))
-	st.write.Lock()
-	defer st.write.Unlock()
-	s.del(st, s.held(&k))
-	s.bridge.drop(&k)
 }
 
 // dropThis forgets an entry that a reader found unfit, unless a writer is there first.
@@ -365,25 +355,14 @@ func (s *Store) Release(k Key) {
 	}
 }
 
-// Clear forgets all that was put before it was called, and waits for writers that are at work.
-func (s *Store) Clear() {
-	s.lockWrites()
-	defer s.unlockWrites()
-	if s.stripes[0].closed { // no gate: Close writes it with all write locks held
-		return
-	}
-	s.clearing.Store(true)
-	defer s.clearing.Store(false)
-	s.cache.Clear()
-	s.bridge.clear()
-}
-
-// Close forgets all and ends the store's goroutines. A closed store finds and keeps nothing;
-// closing it once more does nothing.
+// Close forgets all, waits for writers that are at work and ends the store's goroutines. A closed store
+// finds and keeps nothing; closing it once more does nothing.
 func (s *Store) Close() {
-	s.lockWrites()
-	defer s.unlockWrites()
-	if s.stripes[0].closed {
+	for i := range s.stripes {
+		s.stripes[i].write.Lock()
+		defer s.stripes[i].write.Unlock()
+	}
+	if s.stripes[0].closed { // no gate: it is written with all write locks held
 		return
 	}
 	for i := range s.stripes {
@@ -391,21 +370,8 @@ func (s *Store) Close() {
 		s.stripes[i].closed = true
 		s.stripes[i].gate.Unlock()
 	}
-	s.clearing.Store(true)
 	s.cache.Close()
 	s.bridge.clear()
-}
-
-func (s *Store) lockWrites() {
-	for i := range s.stripes {
-		s.stripes[i].write.Lock()
-	}
-}
-
-func (s *Store) unlockWrites() {
-	for i := range s.stripes {
-		s.stripes[i].write.Unlock()
-	}
 }
 
 // Stats is what a store holds and what it did since it was made.

@@ -361,9 +361,8 @@ func TestTwinsNeverAnswerForEachOther(t *testing.T) {
 		t.Fatal("found the twin")
 	}
 	w.Release(b.Key)
-	w.Drop(b.Key)
 	if h, ok := w.get(a.Key); !ok || !bytes.Equal(h.Body, a.Body) {
-		t.Fatal("a drop of its twin took an entry")
+		t.Fatal("its twin's release took an entry")
 	}
 	if !w.Put(b) {
 		t.Fatal("not put")
@@ -380,8 +379,8 @@ func TestTwinsNeverAnswerForEachOther(t *testing.T) {
 	w.audit(t)
 }
 
-// A store against a map: what it finds is what was put last, whatever twins, drops, evictions,
-// clears, the clock and validity do; what was put just now is found.
+// A store against a map: what it finds is what was put last, whatever twins, evictions, the clock
+// and validity do; what was put just now is found.
 func TestStoreAgainstAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &storeWorld{}
@@ -406,7 +405,7 @@ func TestStoreAgainstAModel(t *testing.T) {
 			case w.invalid.Load():
 				t.Fatalf("found what is not valid")
 			case want == nil:
-				t.Fatalf("found what was not put, or dropped")
+				t.Fatalf("found what was not put, or dropped as it was not valid")
 			case h.Key != k || !bytes.Equal(h.Body, want.Body):
 				t.Fatalf("found another answer")
 			}
@@ -429,8 +428,6 @@ func TestStoreAgainstAModel(t *testing.T) {
 			},
 			"get":   func(t *rapid.T) { k := key(t); h, ok := w.get(k); check(t, k, h, ok) },
 			"stale": func(t *rapid.T) { k := key(t); h, ok := w.Stale(k, w.clock.Load()); check(t, k, h, ok) },
-			"drop":  func(t *rapid.T) { k := key(t); w.Drop(k); delete(model, k) },
-			"clear": func(*rapid.T) { w.Clear(); clear(model) },
 			"pass":  func(t *rapid.T) { w.pass(time.Duration(rapid.IntRange(1, 20).Draw(t, "s")) * time.Second) },
 			"invalidate": func(t *rapid.T) {
 				w.invalid.Store(true)
@@ -631,7 +628,7 @@ func TestInvalidIsDropped(t *testing.T) {
 			break
 		}
 	}
-	before := w.Stats().Entries
+	before := w.Stats()
 	if w.held(&in) == nil || w.held(&out) != nil {
 		t.Fatal("want one in ristretto, and one in the bridge only")
 	}
@@ -647,39 +644,10 @@ func TestInvalidIsDropped(t *testing.T) {
 			t.Error("it came back")
 		}
 	}
-	if s := w.Stats(); s.Invalid != 2 || s.Entries != before-2 {
-		t.Errorf("%+v, want %d entries", s, before-2)
+	if s := w.Stats(); s.Invalid != 2 || s.Entries != before.Entries-2 || s.Evicted != before.Evicted {
+		t.Errorf("%+v, want two entries less than of %+v", s, before)
 	}
 	w.audit(t)
-}
-
-// Drop and Clear reach what only the bridge has, and what they take was not evicted.
-func TestForgetsWhatIsBridged(t *testing.T) {
-	w := newStoreWorld(t, 1<<20)
-	w.warm(t, 1000)
-	dropped, cleared := w.refused(t, 1000), w.refused(t, 1000)
-	if w.bridge.get(&dropped.Key, w.clock.Load()) == nil {
-		t.Fatal("not in the bridge")
-	}
-	w.Drop(dropped.Key)
-	w.Drop(storeKey(1 << 40)) // nothing
-	if _, ok := w.get(dropped.Key); ok {
-		t.Error("found after it was dropped")
-	}
-	w.audit(t)
-	evicted := w.Stats().Evicted
-	w.Clear()
-	if _, ok := w.get(cleared.Key); ok {
-		t.Error("found after all was cleared")
-	}
-	if s := w.Stats(); s.Entries != 0 || s.Bytes != 0 || s.Bridge != 0 || s.Evicted != evicted {
-		t.Errorf("cleared: %+v, want %d evicted", s, evicted)
-	}
-	for i := range w.filled {
-		if _, ok := w.get(storeKey(i)); ok {
-			t.Fatal("found after all was cleared")
-		}
-	}
 }
 
 // Entries that grow where they are make no room in ristretto; the store does.
@@ -702,51 +670,67 @@ func TestGrowingEntriesStayWithinBounds(t *testing.T) {
 	}
 }
 
-// Readers, writers and a clearer at once: a read finds what was put under its key, and nothing
-// that was put before a Clear that has returned.
-func TestClearWhileOthersReadAndWrite(t *testing.T) {
+// Readers and writers while all is invalidated again and again: a read finds what was put under its key,
+// and nothing of which it was known before the read that it is not valid. What is valid is not lost to
+// the drop of what was there before.
+func TestInvalidateWhileOthersReadAndWrite(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	w := newStoreWorld(t, 1<<20)
-	var generation atomic.Int64 // of the clears that are done
+	w := &storeWorld{}
+	var floor atomic.Uint64 // the least stamp that is valid
+	s, err := NewStore(StoreConfig{
+		MaxBytes: 1 << 20, MaxEntry: 1 << 16, Now: w.clock.Load, Rand: rand.New(rand.NewPCG(1, 2)),
+		Valid: func(e *Entry) bool { return e.Stamp >= floor.Load() },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Store = s
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	for g := range 4 {
 		wg.Go(func() {
-			put := map[Key]int64{} // how many clears were done when it was
 			for n := 0; ; n++ {
 				select {
 				case <-stop:
 					return
 				default:
 				}
-				e := storeEntry(storeKey(1000*g+n%50), 5000)
-				switch n % 7 {
-				case 0, 3:
-					w.Put(e)
-					put[e.Key] = generation.Load()
-				case 1:
-					w.Drop(e.Key)
-				default:
-					// It may outlive the clear that was at work then, but not the next one.
-					done := generation.Load()
-					if h, ok := w.get(e.Key); ok && (!bytes.Equal(h.Body, e.Body) || put[e.Key]+1 < done) {
-						t.Errorf("found a body of %d bytes, put after %d clears, after %d", len(h.Body), put[e.Key], done)
+				e := storeEntry(storeKey(1000*g+n%20), 5000) // of this goroutine alone
+				if n%3 > 0 {
+					known := floor.Load()
+					if h, ok := w.get(e.Key); ok && (!bytes.Equal(h.Body, e.Body) || h.Stamp < known) {
+						t.Errorf("found a body of %d bytes with stamp %d, of at least %d", len(h.Body), h.Stamp, known)
 					}
+					continue
+				}
+				e.Stamp = floor.Load()
+				put := w.Put(e)
+				if h, ok := w.get(e.Key); put && (!ok || h.Stamp != e.Stamp) && floor.Load() == e.Stamp {
+					t.Errorf("put, but not found: %v", h.Entry)
 				}
 			}
 		})
 	}
 	for range 50 {
-		w.Clear()
-		generation.Add(1)
+		floor.Add(1)
+		for g := range 4 { // as readers do, of what others write
+			for n := range 20 {
+				w.get(storeKey(1000*g + n))
+			}
+		}
 		w.audit2(t)
 	}
 	close(stop)
 	wg.Wait()
 	w.audit(t)
-	w.Clear()
-	if s := w.Stats(); s.Entries != 0 || s.Bytes != 0 || s.Bridge != 0 {
-		t.Errorf("cleared, but %+v", s)
+	floor.Add(1)
+	for g := range 4 {
+		for n := range 20 {
+			w.get(storeKey(1000*g + n))
+		}
+	}
+	if s := w.Stats(); s.Entries != 0 || s.Bytes != 0 || s.Bridge != 0 || s.Invalid == 0 {
+		t.Errorf("nothing is valid, but %+v", s)
 	}
 	w.Close()
 }
@@ -782,7 +766,7 @@ func TestCloseWhileOthersReadAndWrite(t *testing.T) {
 					case 1:
 						w.Put(storeEntry(k, 1000))
 					default:
-						w.Drop(k)
+						w.Stale(k, w.clock.Load())
 						w.Release(k)
 					}
 				}
@@ -790,12 +774,12 @@ func TestCloseWhileOthersReadAndWrite(t *testing.T) {
 		}
 		started.Wait()
 		if round%2 == 1 {
-			w.Clear()
+			w.invalid.Store(true) // readers drop
 		}
 		w.Close()
 		close(stop)
 		wg.Wait()
-		w.Clear()
+		w.invalid.Store(false)
 		if _, ok := w.get(storeKey(1)); ok || w.Put(storeEntry(storeKey(1), 10)) || w.Stats().Entries != 0 {
 			t.Fatalf("a closed store finds, keeps or holds: %+v", w.Stats())
 		}

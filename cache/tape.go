@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"io"
 	"slices"
 	"sync"
 )
@@ -14,7 +13,6 @@ type tape struct {
 	chunks  [][]byte
 	size    int
 	err     error         // nil until the end; io.EOF: whole
-	entry   *Entry        // what it came to, where that is known
 	changed chan struct{} // closed at the next change; nil: nobody waits for it
 }
 
@@ -33,11 +31,11 @@ func (t *tape) add(p []byte) bool {
 }
 
 // end ends the tape, once.
-func (t *tape) end(err error, entry *Entry) {
+func (t *tape) end(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err == nil {
-		t.err, t.entry = err, entry
+		t.err = err
 		t.wake()
 	}
 }
@@ -71,14 +69,4 @@ func (t *tape) all() [][]byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clip(t.chunks)
-}
-
-// whole is what a whole tape came to.
-func (t *tape) whole() *Entry {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.err != io.EOF { //nolint:errorlint // as it was set
-		return nil
-	}
-	return t.entry
 }
