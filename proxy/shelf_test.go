@@ -41,7 +41,7 @@ func newShelf(t *testing.T) *shelf {
 	s.exact = must[*cache.Exact](t)(cache.NewExact(cache.Config{
 		Store: s.store, Ring: func(cache.Key) []string { return nil },
 		Client: func(string) (grpc.ClientConnInterface, error) { return nil, errors.New("there is no other node") },
-		Valid:  s.valid, Stamp: s.Stamp, Current: func() bool { return true }, Now: s.now, Rand: rand.New(rand.NewPCG(3, 4)),
+		Valid:  s.valid, Stamp: s.Stamp, Now: s.now, Rand: rand.New(rand.NewPCG(3, 4)),
 	}))
 	t.Cleanup(s.exact.Close)
 	return s
