@@ -137,7 +137,7 @@ func cacheSurfaces(lines []cache.Line) []admin.CacheSurface {
 		s := admin.CacheSurface{
 			Tenant: l.Tenant, Surface: l.Surface, Personal: l.Personal, Requests: l.Requests, Exact: l.Exact, Stale: l.Stale, Live: l.Live,
 			Misses: l.Misses, Partial: l.Partial, Bypass: l.Bypass, Failed: l.Failed, Uncacheable: l.Uncacheable, Saved: admin.USD(l.SavedNanoUSD),
-			HitRate: l.HitRate, Recent: l.Recent, RecentOf: l.RecentOf,
+			HitRate: l.HitRate, Recent: l.Recent, RecentOf: l.RecentOf, Unkept: l.Unkept, StaleIfError: l.StaleIfError,
 		}
 		for _, kind := range l.Alerts {
 			s.Alerts = append(s.Alerts, kind.String())

@@ -70,23 +70,25 @@ type CacheStore struct {
 
 // CacheSurface is what the cache did for a surface of a tenant.
 type CacheSurface struct {
-	Tenant      string           `json:"tenant"` // with Surface, "other" stands for those beyond what is counted apart
-	Surface     string           `json:"surface"`
-	Personal    bool             `json:"personal,omitempty"`
-	Requests    int64            `json:"requests"`
-	Exact       int64            `json:"exact"`            // answered by what was kept,
-	Stale       int64            `json:"stale"`            // by what was kept and is too old,
-	Live        int64            `json:"live"`             // by the answer to another that was under way
-	Misses      int64            `json:"misses"`           // answered by the model, and may be kept
-	Partial     int64            `json:"partial"`          // embeddings of which some were kept
-	Bypass      int64            `json:"bypass"`           // the client did not want the cache
-	Failed      int64            `json:"failed"`           // got another's error
-	Uncacheable map[string]int64 `json:"uncacheable"`      // never kept, by why
-	Saved       USD              `json:"saved_usd"`        // what hits would have cost
-	HitRate     float64          `json:"hit_rate"`         // hits (exact, stale, live) of those, misses and partial, 0 to 1
-	Recent      float64          `json:"recent_hit_rate"`  // of the last ten minutes
-	RecentOf    int64            `json:"recent_requests"`  // of which it is
-	Alerts      []string         `json:"alerts,omitempty"` // that go on now: drop, never, rise
+	Tenant       string           `json:"tenant"` // with Surface, "other" stands for those beyond what is counted apart
+	Surface      string           `json:"surface"`
+	Personal     bool             `json:"personal,omitempty"`
+	Requests     int64            `json:"requests"`
+	Exact        int64            `json:"exact"`                    // answered by what was kept,
+	Stale        int64            `json:"stale"`                    // by what was kept and is too old,
+	Live         int64            `json:"live"`                     // by the answer to another that was under way
+	Misses       int64            `json:"misses"`                   // answered by the model, and may be kept
+	Partial      int64            `json:"partial"`                  // embeddings of which some were kept
+	Bypass       int64            `json:"bypass"`                   // the client did not want the cache
+	Failed       int64            `json:"failed"`                   // got another's error
+	Uncacheable  map[string]int64 `json:"uncacheable"`              // never kept, by why
+	Unkept       map[string]int64 `json:"unkept,omitempty"`         // answers to misses that were not kept, by why
+	StaleIfError int64            `json:"stale_if_error,omitempty"` // of the misses: the model failed, and what was too old was served
+	Saved        USD              `json:"saved_usd"`                // what hits would have cost
+	HitRate      float64          `json:"hit_rate"`                 // hits (exact, stale, live) of those, misses and partial, 0 to 1
+	Recent       float64          `json:"recent_hit_rate"`          // of the last ten minutes
+	RecentOf     int64            `json:"recent_requests"`          // of which it is
+	Alerts       []string         `json:"alerts,omitempty"`         // that go on now: drop, never, rise
 }
 
 // CachePrefix is how well a model's own prefix cache does with the prompts of one template.
