@@ -129,6 +129,7 @@ type FillKind uint8
 const (
 	FillAbandoned   FillKind = iota // nobody answered; the next one leads
 	FillRefused                     // likewise, for reasons of this request's own
+	FillUnasked                     // likewise, and the model was not even asked
 	FillBroken                      // in the middle of the answer
 	FillFailed                      // with an error of the model's
 	FillStore                       // with an answer to be kept

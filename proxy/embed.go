@@ -191,12 +191,12 @@ func (x *exchange) fetchElements(e *embedding) (*recorder, error) {
 		rec.body.Write(t.Hit.Body)
 		return rec, x.settleKept("live", metered)
 	case t.Failed != nil:
-		return nil, x.serveFailed(t.Failed)
+		return nil, x.serveFailed(t.Failed, metered)
 	}
 	c.fill, c.pub = t.Fill, publisher{}
 	if !metered {
 		if err := x.admitRest(); err != nil {
-			x.endFill(FillEnd{Kind: FillRefused})
+			x.endFill(FillEnd{Kind: FillUnasked})
 			return nil, err
 		}
 	}

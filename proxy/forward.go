@@ -358,8 +358,13 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	}
 	u := s.Usage()
 	if x.cache.tier != "" {
-		x.settleLive(u, s.Complete())
-		return
+		x.answer.usage = u
+		x.cached("live")
+		if !x.caller.CachedMetered { // the request that leads pays
+			x.settle(outcomeCached)
+			return
+		}
+		x.tab.clamped = false // nothing was cut
 	}
 	if !x.plausible(u) {
 		u = openai.Usage{Input: x.res.inTokens, Output: x.counted(s)}
@@ -373,21 +378,8 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	}
 	x.settleUsage(u, s.Complete())
 	x.own(s.ResponseID())
-	x.slot.Release() // like the caller's own slots: free before the last byte goes out
-}
-
-// settleLive settles for the stream of another request, for which that one pays.
-func (x *exchange) settleLive(u openai.Usage, whole bool) {
-	x.answer.usage, x.answer.whole = u, whole && u.Known
-	x.cached("live")
-	if !x.caller.CachedMetered {
-		x.settle(outcomeCached)
-		return
-	}
-	if x.tab.clamped = false; !x.answer.whole { // nothing was cut
-		x.settle(outcomeUnknown)
-	} else {
-		x.settle(outcomeAnswered)
+	if x.slot != nil {
+		x.slot.Release() // like the caller's own slots: free before the last byte goes out
 	}
 }
 

@@ -327,7 +327,7 @@ func (x *exchange) turn(look, metered bool) error {
 		if s := t.Failed.Status; t.Stale != nil && modelFailed(s) && x.serveStale(t.Stale) {
 			return nil
 		}
-		return x.serveFailed(t.Failed)
+		return x.serveFailed(t.Failed, metered)
 	}
 	if c.mode == cacheOnly {
 		x.settle(outcomeMalformed)
@@ -384,7 +384,7 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	x.missed()
 	if !metered {
 		if err := x.admitRest(); err != nil {
-			x.endFill(FillEnd{Kind: FillRefused})
+			x.endFill(FillEnd{Kind: FillUnasked})
 			return err
 		}
 	}
@@ -529,9 +529,14 @@ func (x *exchange) serveStale(k *Cached) bool {
 }
 
 // serveFailed passes the model's error on, as it was told to another request.
-func (x *exchange) serveFailed(f *CacheFailure) error {
+func (x *exchange) serveFailed(f *CacheFailure, metered bool) error {
 	x.cached("failed")
 	x.answer.status = f.Status
+	if !metered {
+		if err := x.payNothing(); err != nil {
+			return err
+		}
+	}
 	x.settle(outcomeMalformed)
 	if len(f.Body) == 0 {
 		return newError(cmp.Or(f.Status, http.StatusBadGateway), "upstream_error", "the answer broke off for two other requests that asked the same; try again")

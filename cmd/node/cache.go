@@ -189,7 +189,7 @@ func (f fill) End(e proxy.FillEnd) {
 		f.Failed(cache.Failure(e.Failure))
 	case proxy.FillBroken:
 		f.Broken()
-	case proxy.FillRefused:
+	case proxy.FillRefused, proxy.FillUnasked:
 		f.Abandon(false)
 	default:
 		f.Abandon(true)
