@@ -12,8 +12,15 @@ func CountsHeader(name string) bool {
 			lower[i] = c + 'a' - 'A'
 		}
 	}
+	if string(lower) == acceptLanguage {
+		return true
+	}
 	return !headerNamed(lower) && !headerPrefixed(lower)
 }
+
+// acceptLanguage counts, unlike its family: the others say in what form the client can read an answer,
+// which is JSON or, to stream, SSE; this one what it should say. A backend may go by it.
+const acceptLanguage = "accept-language"
 
 // headerNamed holds the names that do not count.
 func headerNamed(lower []byte) bool {
@@ -53,7 +60,7 @@ func headerNamed(lower []byte) bool {
 // headerPrefixed holds the families of names that do not count.
 func headerPrefixed(lower []byte) bool {
 	for _, prefix := range [...]string{
-		"accept",       // what the client can read; a model answers JSON or, to stream, SSE
+		"accept",       // in what form the client can read it; see acceptLanguage
 		"if-",          // conditions on a copy
 		"x-stainless-", // the SDKs' platform, version and retries
 		"x-b3-",        // tracing

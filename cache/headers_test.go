@@ -8,10 +8,10 @@ import (
 func TestCountsHeader(t *testing.T) {
 	for name, want := range map[string]bool{
 		"Anthropic-Version": true, "Anthropic-Beta": true, "Openai-Organization": true, "Openai-Project": true, "Openai-Beta": true,
-		"X-Mode": true, "": true, "X": true, "Content-Language": true, "Accessible": true, "Hosts": true, "X-Headgate": true, "Ifs": true,
+		"X-Mode": true, "Accept-Language": true, "Accept-Languages": false, "": true, "X": true, "Content-Language": true, "Accessible": true, "Hosts": true, "X-Headgate": true, "Ifs": true,
 		"X-Custom-Accept": true, "Second": true, strings.Repeat("x", 300): true, "Authorization" + strings.Repeat("x", 60): true,
 
-		"Accept": false, "Accept-Encoding": false, "Accept-Language": false, "Content-Length": false, "Content-Type": false,
+		"Accept": false, "Accept-Encoding": false, "Accept-Charset": false, "Content-Length": false, "Content-Type": false,
 		"Content-Encoding": false, "Host": false, "User-Agent": false, "X-Stainless-Lang": false, "X-Stainless-Retry-Count": false,
 		"X-Request-Id": false, "Traceparent": false, "Tracestate": false, "Baggage": false, "B3": false, "X-B3-Traceid": false,
 		"Uber-Trace-Id": false, "X-Amzn-Trace-Id": false, "X-Cloud-Trace-Context": false, "X-Datadog-Parent-Id": false, "Sentry-Trace": false,
