@@ -260,7 +260,7 @@ func TestWhatIsKept(t *testing.T) {
 				word = ""
 			}
 			for i := range 3 {
-				w.do(call{path: c.path, body: c.body, header: c.header}).want(t, c.status).tier(t, word)
+				w.later(call{path: c.path, body: c.body, header: c.header}).want(t, c.status).tier(t, word)
 				if i == 0 && c.again == "exact" {
 					word = "exact"
 				}
@@ -319,7 +319,7 @@ func TestAnswersThatSayWhatTheyAre(t *testing.T) {
 			if c.kept {
 				word, calls = "exact", 1
 			}
-			second := w.do(call{body: question}).want(t, 200).tier(t, word)
+			second := w.later(call{body: question}).want(t, 200).tier(t, word)
 			if up.calls.Load() != calls || c.kept && first.body != second.body {
 				t.Errorf("%d calls; %s\n%s", up.calls.Load(), first.body, second.body)
 			}
@@ -648,7 +648,7 @@ func TestAskedOfTheCache(t *testing.T) {
 	w := newWorld(t, setup{surfaces: []*proxy.Surface{faq()}})
 	ask := func(mode, word string, status int) answer {
 		t.Helper()
-		a := w.do(call{body: question, header: header("X-Headgate-Cache", mode)}).want(t, status)
+		a := w.later(call{body: question, header: header("X-Headgate-Cache", mode)}).want(t, status)
 		if status == 200 {
 			a.tier(t, word)
 		}

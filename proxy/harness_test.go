@@ -162,7 +162,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	var kept proxy.Cache
 	var elements proxy.Elements
 	if len(s.surfaces) > 0 {
-		w.shelf = newShelf(t)
+		w.shelf = newShelf(t, w.reg)
 		kept, elements = w.shelf, w.shelf
 	}
 	w.proxy = must[*proxy.Proxy](t)(proxy.New(proxy.Config{

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	"headgate/cache"
@@ -33,7 +34,7 @@ type shelf struct {
 // maxContexts is how many are remembered.
 const maxContexts = 64
 
-func newShelf(t *testing.T) *shelf {
+func newShelf(t *testing.T, reg prometheus.Registerer) *shelf {
 	t.Helper()
 	s := &shelf{began: time.Now(), generations: map[[2]string]uint64{}, tags: map[[2]string]uint64{}}
 	s.store = must[*cache.Store](t)(cache.NewStore(cache.StoreConfig{MaxBytes: 64 << 20, MaxEntry: 16 << 20, Now: s.now, Rand: rand.New(rand.NewPCG(1, 2)), Valid: s.valid}))
@@ -41,7 +42,7 @@ func newShelf(t *testing.T) *shelf {
 	s.exact = must[*cache.Exact](t)(cache.NewExact(cache.Config{
 		Store: s.store, Ring: func(cache.Key) []string { return nil },
 		Client: func(string) (grpc.ClientConnInterface, error) { return nil, errors.New("there is no other node") },
-		Valid:  s.valid, Stamp: s.Stamp, Now: s.now, Rand: rand.New(rand.NewPCG(3, 4)),
+		Valid:  s.valid, Stamp: s.Stamp, Now: s.now, Rand: rand.New(rand.NewPCG(3, 4)), Registerer: reg,
 	}))
 	t.Cleanup(s.exact.Close)
 	return s
@@ -113,14 +114,14 @@ func fromShelf(h *cache.Hit) *proxy.Cached {
 		return nil
 	}
 	return &proxy.Cached{
-		ContentType: h.ContentType, Body: h.Body, Input: h.Input, CachedInput: h.CachedInput, Output: h.Output,
+		ContentType: h.ContentType, Body: h.Body, Tags: h.Tags, Input: h.Input, CachedInput: h.CachedInput, Output: h.Output,
 		Age: h.Age, Stale: h.Stale, Refresh: h.Refresh, Live: h.Tier == cache.Live,
 	}
 }
 
 // Join see proxy.Cache.
 func (s *shelf) Join(ctx context.Context, a *proxy.CacheAsk) (proxy.CacheTurn, error) {
-	t, err := s.exact.Join(ctx, &cache.Ask{Key: a.Key, Live: a.Live, Refresh: a.Refresh, Early: a.Early, Age: a.Age, MaxEntry: a.MaxEntry})
+	t, err := s.exact.Join(ctx, &cache.Ask{Key: a.Key, Live: a.Live, LeadFor: a.LeadFor, Refresh: a.Refresh, Early: a.Early, Age: a.Age, MaxEntry: a.MaxEntry})
 	if err != nil {
 		return proxy.CacheTurn{}, err
 	}
