@@ -181,30 +181,21 @@ func (m *metrics) tenant(name string) string {
 // record writes the request's line and its metrics: metadata only, never content.
 func (x *exchange) record() {
 	took := time.Since(x.start)
-	model, path := "none", "refused"
+	model := "none"
 	if x.model != nil {
 		model = x.model.Name
 	}
 	a := &x.answer
-	switch {
-	case x.cache.tier != "":
-		path = tierExact
-	case a.backend != "":
-		path = "upstream"
-	case a.started:
-		path = "local"
-	}
 	outcome := x.outcome()
 	m := x.p.met
 	m.requests.WithLabelValues(outcome, model).Inc()
-	m.seconds.WithLabelValues(path).Observe(took.Seconds())
+	m.seconds.WithLabelValues(x.way()).Observe(took.Seconds())
 	if a.firstAt > 0 {
 		m.ttft.WithLabelValues(model).Observe(a.firstAt.Seconds())
 	}
 	if x.content != nil {
 		x.content.close(x)
 	}
-
 	log := x.p.cfg.Logger
 	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
 		return
@@ -212,17 +203,46 @@ func (x *exchange) record() {
 	attrs := make([]slog.Attr, 0, 28)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
-	if x.caller != nil {
-		attrs = append(attrs, slog.String("tenant", x.caller.Tenant), slog.String("key_id", x.caller.KeyID), slog.String("user", x.payer()), slog.String("class", x.class.String()))
-		if x.surface != "" {
-			attrs = append(attrs, slog.String("surface", x.surface))
-		}
+	attrs = x.whoAttrs(attrs)
+	attrs = x.whatAttrs(attrs)
+	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
+	attrs = x.wrongAttrs(attrs)
+	log.LogAttrs(x.r.Context(), slog.LevelInfo, "request", attrs...)
+}
+
+// way is who answered: a backend, the cache, the gateway itself, or nobody.
+func (x *exchange) way() string {
+	switch {
+	case x.cache.tier != "":
+		return tierExact
+	case x.answer.backend != "":
+		return "upstream"
+	case x.answer.started:
+		return "local"
 	}
+	return "refused"
+}
+
+// whoAttrs say whose request it was.
+func (x *exchange) whoAttrs(attrs []slog.Attr) []slog.Attr {
+	if x.caller == nil {
+		return attrs
+	}
+	attrs = append(attrs, slog.String("tenant", x.caller.Tenant), slog.String("key_id", x.caller.KeyID), slog.String("user", x.payer()), slog.String("class", x.class.String()))
+	if x.surface != "" {
+		attrs = append(attrs, slog.String("surface", x.surface))
+	}
+	return attrs
+}
+
+// whatAttrs say what it was, and took.
+func (x *exchange) whatAttrs(attrs []slog.Attr) []slog.Attr {
+	a := &x.answer
 	if x.model != nil {
 		if b := &x.tab.bill; len(b.Charges) > 0 {
 			attrs = append(attrs, slog.Any("budgets", b.names()), slog.Int64("reserved_nano_usd", b.Reserved))
 		}
-		attrs = append(attrs, slog.String("model", model), slog.String("backend", a.backend), slog.Bool("stream", x.in.Stream),
+		attrs = append(attrs, slog.String("model", x.model.Name), slog.String("backend", a.backend), slog.Bool("stream", x.in.Stream),
 			slog.Int64("input_tokens", a.inTokens), slog.Int64("cached_input_tokens", a.usage.CachedInput), slog.Int64("output_tokens", a.outTokens), slog.Int64("cost_nano_usd", a.nanoUSD),
 			slog.Int64("reserved_tokens", x.res.inTokens+x.res.outTokens))
 	}
@@ -232,9 +252,13 @@ func (x *exchange) record() {
 			attrs = append(attrs, slog.String("cache_unkept", x.cache.unkept))
 		}
 	}
-	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
-	if x.r.Header.Get("X-Stainless-Retry-Count") != "" {
-		if n, err := strconv.Atoi(x.r.Header.Get("X-Stainless-Retry-Count")); err == nil {
+	return attrs
+}
+
+// wrongAttrs say what went wrong, if anything did, and how often the client has tried.
+func (x *exchange) wrongAttrs(attrs []slog.Attr) []slog.Attr {
+	if s := x.r.Header.Get("X-Stainless-Retry-Count"); s != "" {
+		if n, err := strconv.Atoi(s); err == nil {
 			attrs = append(attrs, slog.Int("retry_count", n))
 		}
 	}
@@ -244,10 +268,10 @@ func (x *exchange) record() {
 			attrs = append(attrs, slog.Any("cause", e.err))
 		}
 	}
-	if a.failure != nil {
-		attrs = append(attrs, slog.String("upstream_failure", clip(a.failure.Type, 64)))
+	if f := x.answer.failure; f != nil {
+		attrs = append(attrs, slog.String("upstream_failure", clip(f.Type, 64)))
 	}
-	log.LogAttrs(x.r.Context(), slog.LevelInfo, "request", attrs...)
+	return attrs
 }
 
 // outcome is the word for how it went.
