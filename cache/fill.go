@@ -34,7 +34,7 @@ type Config struct {
 	Valid func(*Entry) bool
 	// Stamp is where the ledger is: what is invalidated later has a higher one.
 	Stamp func() uint64
-	// Now is a monotone clock in nanoseconds that counts suspend.
+	// Now is a clock in nanoseconds that counts suspend and is never put back by more than a moment.
 	Now func() int64
 	// Rand draws jitter and the numbers of leads; only the Exact may use it.
 	Rand *rand.Rand

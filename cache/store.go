@@ -50,7 +50,7 @@ const (
 type StoreConfig struct {
 	MaxBytes int64             // of memory that the store may hold, its tables and all; at least 1 MiB
 	MaxEntry int64             // the largest body it takes
-	Now      func() int64      // a clock that never goes back, in nanoseconds
+	Now      func() int64      // a clock in nanoseconds that counts suspend and is never put back by more than a moment
 	Rand     *rand.Rand        // for XFetch; the store locks it, so that nobody else may use it
 	Valid    func(*Entry) bool // asked on each read: an entry that is not is dropped. nil: all are
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"headgate/cache"
-	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/proxy"
 	"headgate/proxy/admin"
@@ -182,13 +181,13 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 	out.Key = hex.EncodeToString(v.Key[:])
 	if out.Inputs = len(v.Inputs); out.Inputs > 0 {
 		for _, k := range v.Inputs {
-			if _, ok := n.shelf.Stale(k, cluster.Now()); ok {
+			if _, ok := n.shelf.Stale(k, n.ticks()); ok {
 				out.InputsKept++
 			}
 		}
 		return out, &of, nil
 	}
-	if h, ok := n.shelf.Stale(v.Key, cluster.Now()); ok { // which counts no hit
+	if h, ok := n.shelf.Stale(v.Key, n.ticks()); ok { // which counts no hit
 		out.Kept = &admin.CacheKept{AgeSeconds: int64(h.Age / time.Second), Stale: h.Stale}
 	}
 	return out, &of, nil

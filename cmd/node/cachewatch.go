@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headgate/cache"
-	"headgate/cluster"
 	"headgate/cluster/ledger"
 	"headgate/proxy"
 	"headgate/proxy/admin"
@@ -216,7 +215,7 @@ func (n *Node) watchCaches(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		for _, a := range n.cacheWatch.watch.Alerts(cluster.Now()) {
+		for _, a := range n.cacheWatch.watch.Alerts(n.ticks()) {
 			n.alertCache(&a)
 		}
 	}

@@ -315,7 +315,7 @@ func (n *Node) build() error {
 		return &ConfigError{err}
 	}
 	kept := answers{n.answers, n.caches}
-	n.cacheWatch = newCacheWatch(n.caches, cluster.Now, n.registry)
+	n.cacheWatch = newCacheWatch(n.caches, n.ticks, n.registry)
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
 		Cache: kept, Elements: kept, Hearing: n.hearing, Watch: n.cacheWatch,
