@@ -90,7 +90,7 @@ type prefixTemplate struct {
 	// Sums over prompts that were compared with earlier ones, in bytes.
 	looked, prompt, prefix, recurred int64
 
-	refs [promptRefs][]uint32 // the chains of the last prompts
+	refs [promptRefs][]uint32 // the blocks of the last prompts
 	next int                  // the oldest of refs
 	seen []uint32             // chunks, each in the slot of its hash
 }
@@ -177,7 +177,7 @@ func (t *prefixTemplate) add(s *promptScan) {
 	same, recurred := 0, 0
 	for _, ref := range t.refs {
 		n := 0
-		for n < len(ref) && n < len(s.chain) && ref[n] == s.chain[n] {
+		for n < len(ref) && n < len(s.blocks) && ref[n] == s.blocks[n] {
 			n++
 		}
 		same = max(same, n)
@@ -198,7 +198,7 @@ func (t *prefixTemplate) add(s *promptScan) {
 		t.prefix += int64(min(same*promptBlock, s.size))
 		t.recurred += int64(recurred)
 	}
-	t.refs[t.next] = append(t.refs[t.next][:0], s.chain...)
+	t.refs[t.next] = append(t.refs[t.next][:0], s.blocks...)
 	t.next = (t.next + 1) % promptRefs
 }
 

@@ -5,25 +5,24 @@ import "hash/maphash"
 // How the text of prompts is cut.
 const (
 	maxPromptText  = 1 << 16 // bytes that are looked at
-	promptBlock    = 64      // bytes of a link of the chain
+	promptBlock    = 64      // bytes
 	minPromptChunk = 16
 	maxPromptChunk = 256
 	maxScanKept    = 1 << 20 // bytes of a buffer that is used again
 )
 
-// promptScan turns a prompt's text into hashes, in two ways: a chain over blocks, of which two
-// prompts have as many in common as they begin alike; and chunks that are cut where the text says
-// so, which are the same wherever they stand. Not for concurrent use.
+// promptScan turns a prompt's text into hashes, in two ways: of blocks of one size, of which two
+// prompts have as many in common as they begin alike; and of chunks that are cut where the text
+// says so, which are the same wherever they stand. Not for concurrent use.
 type promptScan struct {
 	doc   canonDoc
 	plain []byte // one text
 
-	seed  maphash.Seed
-	gear  *[256]uint64
-	size  int // bytes that were looked at
-	chain []uint32
-	link  uint64 // the last of the chain
-	block [promptBlock]byte
+	seed   maphash.Seed
+	gear   *[256]uint64
+	size   int // bytes that were looked at
+	blocks []uint32
+	block  [promptBlock]byte // the one that has begun
 
 	chunks []promptChunk
 	roll   uint64 // over the last 64 bytes
@@ -40,7 +39,7 @@ type promptChunk struct {
 // messages. ok is false where it has none, or is not JSON.
 func (s *promptScan) scan(p *Prefixes, body []byte) (ok bool) {
 	s.seed, s.gear = p.seed, &p.gear
-	s.size, s.chain, s.link, s.chunks, s.roll = 0, s.chain[:0], 0, s.chunks[:0], 0
+	s.size, s.blocks, s.chunks, s.roll = 0, s.blocks[:0], s.chunks[:0], 0
 	s.begin()
 	if s.doc.parse(body) != nil || s.doc.tokens[0].kind != canonObject {
 		return false
@@ -59,7 +58,7 @@ func (s *promptScan) scan(p *Prefixes, body []byte) (ok bool) {
 		return false
 	}
 	if n := s.size % promptBlock; n > 0 {
-		s.hang(s.block[:n])
+		s.endBlock(s.block[:n])
 	}
 	s.cut()
 	return true
@@ -120,7 +119,7 @@ func (s *promptScan) write(text []byte) {
 		n := copy(s.block[s.size%promptBlock:], rest)
 		rest = rest[n:]
 		if s.size += n; s.size%promptBlock == 0 {
-			s.hang(s.block[:])
+			s.endBlock(s.block[:])
 		}
 	}
 	roll, chunk, length := s.roll, s.chunk, s.length
@@ -138,11 +137,8 @@ func (s *promptScan) write(text []byte) {
 	s.roll, s.chunk, s.length = roll, chunk, length
 }
 
-// hang adds a link to the chain.
-func (s *promptScan) hang(block []byte) {
-	s.link = (s.link ^ maphash.Bytes(s.seed, block)) * 0x9e3779b97f4a7c15
-	s.link ^= s.link >> 32
-	s.chain = append(s.chain, uint32(s.link))
+func (s *promptScan) endBlock(block []byte) {
+	s.blocks = append(s.blocks, uint32(maphash.Bytes(s.seed, block)))
 }
 
 // cut ends a chunk.

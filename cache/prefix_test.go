@@ -157,6 +157,7 @@ func TestPrefixShapes(t *testing.T) {
 			`{"instructions":"` + alpha + `","input":[{"role":"user","content":[{"type":"input_text","text":"` + beta + `"}]}]}`,
 			`{"messages":[{"role":"user","content":"` + beta + `"}],"system":[{"type":"text","text":"` + alpha + `"}]}`,
 		},
+		"all":      {`{"prompt":"` + beta + `","system":"b","tools":["` + alpha + `"]}`, `{"prompt":["` + alpha + `","b","` + beta + `"]}`},
 		"one text": {`{"prompt":"` + alpha + `"}`, `{"input":"` + alpha + `"}`, `{"input":["` + alpha + `"]}`},
 		"tools": {
 			`{"tools":[{"b":1,"a":"` + alpha + `"}],"messages":[{"role":"user","content":"` + beta + `"}]}`,
@@ -182,14 +183,22 @@ func TestPrefixShapes(t *testing.T) {
 			t.Errorf("%s: %d bytes", body, n)
 		}
 	}
+	again := new(promptScan)
+	for i := range uint64(200) {
+		body := `{"prompt":"` + promptText(i, 100) + `"}`
+		want, _ := read(body)
+		if !again.scan(p, []byte(body)) || !slices.Equal(again.chunks, want) {
+			t.Fatalf("text %d is cut otherwise after another", i)
+		}
+	}
 	if _, n := read(`{"prompt":"` + strings.Repeat(alpha, 500) + `"}`); n != maxPromptText {
 		t.Errorf("a long one: %d bytes", n)
 	}
 }
 
-// TestPrefixChain: two texts have a chain in common for as long as they begin alike, and chunks for
+// TestPrefixBlocks: two texts have blocks in common for as long as they begin alike, and chunks for
 // as much as they have in common at all.
-func TestPrefixChain(t *testing.T) {
+func TestPrefixBlocks(t *testing.T) {
 	p := NewPrefixes()
 	rapid.Check(t, func(t *rapid.T) {
 		same := rapid.IntRange(0, 5_000).Draw(t, "same")
@@ -201,14 +210,14 @@ func TestPrefixChain(t *testing.T) {
 			t.Fatal("no text")
 		}
 		n := 0
-		for n < min(len(a.chain), len(b.chain)) && a.chain[n] == b.chain[n] {
+		for n < min(len(a.blocks), len(b.blocks)) && a.blocks[n] == b.blocks[n] {
 			n++
 		}
 		if want := len(head) / promptBlock; n != want {
 			t.Fatalf("%d blocks, want %d", n, want)
 		}
-		if want := (a.size + promptBlock - 1) / promptBlock; len(a.chain) != want {
-			t.Fatalf("%d blocks of %d bytes", len(a.chain), a.size)
+		if want := (a.size + promptBlock - 1) / promptBlock; len(a.blocks) != want {
+			t.Fatalf("%d blocks of %d bytes", len(a.blocks), a.size)
 		}
 		sum := 0
 		for _, c := range a.chunks {
@@ -295,7 +304,7 @@ func TestPrefixAllocates(t *testing.T) {
 func TestPrefixKeepsNoContent(t *testing.T) {
 	p := NewPrefixes()
 	for i := range 40 {
-		p.Note(&Prompt{Tenant: "acme", Model: "m", Body: []byte(`{"tools":[{"classified":"tool \u0041"}],"messages":[{"role":"user","content":"classified \"text\" number ` + fmt.Sprint(i) + `"}]}`)}, watchStart)
+		p.Note(&Prompt{Tenant: "acme", Model: "m", Body: []byte(`{"tools":[{"classified":"classified tool \u0041"}],"messages":[{"role":"user","content":"classified \"text\" number ` + fmt.Sprint(i) + `"}]}`)}, watchStart)
 	}
 	s, ok := p.free.Get().(*promptScan)
 	if !ok || p.Lint(func(string) int64 { return 0 })[0].Prompt == 0 {
@@ -321,11 +330,11 @@ func FuzzPromptScan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		a, b := new(promptScan), new(promptScan)
 		ok := a.scan(p, body)
-		if ok && (a.size == 0 || a.size > maxPromptText || len(a.chain) != (a.size+promptBlock-1)/promptBlock || len(a.chunks) > a.size/minPromptChunk+1) {
-			t.Errorf("%d bytes, %d blocks, %d chunks", a.size, len(a.chain), len(a.chunks))
+		if ok && (a.size == 0 || a.size > maxPromptText || len(a.blocks) != (a.size+promptBlock-1)/promptBlock || len(a.chunks) > a.size/minPromptChunk+1) {
+			t.Errorf("%d bytes, %d blocks, %d chunks", a.size, len(a.blocks), len(a.chunks))
 		}
 		b.scan(p, []byte(`{"prompt":"something else","messages":[{"content":"x"}]}`))
-		if again := b.scan(p, body); again != ok || !slices.Equal(a.chain, b.chain) || !slices.Equal(a.chunks, b.chunks) {
+		if again := b.scan(p, body); again != ok || !slices.Equal(a.blocks, b.blocks) || !slices.Equal(a.chunks, b.chunks) {
 			t.Error("another scan finds another text")
 		}
 	})

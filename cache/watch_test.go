@@ -230,6 +230,46 @@ func TestAlertLeasts(t *testing.T) {
 	}
 }
 
+func TestAlertJudge(t *testing.T) {
+	const ten, personal = 10 * watchMinute, true
+	for _, c := range []struct {
+		kind            AlertKind
+		recent, earlier tally
+		personal        bool
+		after           int64
+		want            verdict
+	}{
+		{AlertDrop, tally{100, 10, 0}, tally{300, 180, 0}, false, ten, wrong},
+		{AlertDrop, tally{99, 10, 0}, tally{300, 180, 0}, false, ten, unclear},
+		{AlertDrop, tally{100, 10, 0}, tally{299, 180, 0}, false, ten, unclear},
+		{AlertDrop, tally{100, 35, 0}, tally{300, 180, 0}, false, ten, unclear},
+		{AlertDrop, tally{100, 44, 0}, tally{300, 180, 0}, false, ten, unclear},
+		{AlertDrop, tally{100, 45, 0}, tally{300, 180, 0}, false, ten, right},
+		{AlertDrop, tally{100, 10, 35}, tally{300, 0, 180}, false, ten, right}, // partial ones count
+		{AlertDrop, tally{100, 0, 0}, tally{300, 30, 0}, false, ten, unclear},  // 3.3 sigmas
+		{AlertDrop, tally{1_000, 0, 0}, tally{3_000, 300, 0}, false, ten, wrong},
+		{AlertDrop, tally{100, 0, 0}, tally{300, 0, 0}, false, ten, right},
+		{AlertRise, tally{100, 21, 0}, tally{300, 19, 0}, personal, ten, unclear}, // 3.9 sigmas
+		{AlertRise, tally{1_000, 210, 0}, tally{3_000, 190, 0}, personal, ten, wrong},
+		{AlertRise, tally{1_000, 210, 0}, tally{3_000, 190, 0}, !personal, ten, right},
+		{AlertRise, tally{1_000, 190, 0}, tally{3_000, 30, 0}, personal, ten, unclear}, // below 20 %
+		{AlertRise, tally{1_000, 800, 0}, tally{3_000, 900, 0}, personal, ten, unclear},
+		{AlertRise, tally{1_000, 400, 0}, tally{3_000, 900, 0}, personal, ten, right},
+		{AlertRise, tally{1_000, 99, 0}, tally{3_000, 30, 0}, personal, ten, right},
+		{AlertNever, tally{500, 2, 0}, tally{}, false, ten, wrong},
+		{AlertNever, tally{100, 1, 0}, tally{400, 1, 0}, false, ten, wrong},
+		{AlertNever, tally{499, 0, 0}, tally{}, false, ten, unclear},
+		{AlertNever, tally{500, 0, 0}, tally{}, false, ten - 1, unclear},
+		{AlertNever, tally{500, 3, 0}, tally{}, false, ten, unclear},
+		{AlertNever, tally{500, 5, 0}, tally{}, false, ten, right},
+		{AlertNever, tally{500, 0, 5}, tally{}, false, ten, right},
+	} {
+		if got := c.kind.judge(c.recent, c.earlier, c.personal, c.after); got != c.want {
+			t.Errorf("%s of %v after %v: %d, want %d", c.kind, c.recent, c.earlier, got, c.want)
+		}
+	}
+}
+
 // TestAlertNoise: rates that stay the same, whatever they are, alert nobody in a day.
 func TestAlertNoise(t *testing.T) {
 	r := newWatchRun()
@@ -262,7 +302,7 @@ func TestAlertSwings(t *testing.T) {
 
 func TestAlertNever(t *testing.T) {
 	r := newWatchRun()
-	never := flow{tenant: "acme", surface: "faq", perMinute: 50}
+	never := flow{tenant: "acme", surface: "faq", perMinute: 100}
 	r.pass(9, never)
 	if got := r.take(); got != "" {
 		t.Errorf("nothing can be a hit at first: %s", got)
@@ -286,7 +326,7 @@ func TestAlertNever(t *testing.T) {
 		t.Errorf("it is over, and the line has %v", l.Alerts)
 	}
 	r.pass(120, never)
-	if got := r.take(); got != "never acme/faq" {
+	if got := r.take(); got != "drop acme/faq, never acme/faq" {
 		t.Errorf("anew: %q", got)
 	}
 	quiet := newWatchRun()
