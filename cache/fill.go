@@ -80,6 +80,7 @@ func (c *Config) validate() error {
 // from then on.
 type entries interface {
 	Get(key Key, now int64) (Hit, bool)
+	Read(key Key, now int64) (Hit, bool)
 	Stale(key Key, now int64) (Hit, bool)
 	Put(e *Entry) bool
 	PutCopy(h Hit) bool

@@ -1044,9 +1044,9 @@ func TestMany(t *testing.T) {
 		w.nodes[0].PutMany(append(put, tagged))
 		time.Sleep(time.Second)
 		for _, n := range w.nodes[:3] {
-			for i, en := range n.GetMany(context.Background(), keys) {
-				if (en != nil) != (i%2 == 0) || en != nil && (en.Key != keys[i] || !bytes.Equal(en.Body, answerFor(keys[i]).Body)) {
-					t.Errorf("node %d, %d: %v", n.index, i, en)
+			for i, h := range n.GetMany(context.Background(), keys) {
+				if (h.Entry != nil) != (i%2 == 0) || h.Entry != nil && (h.Key != keys[i] || !bytes.Equal(h.Body, answerFor(keys[i]).Body)) {
+					t.Errorf("node %d, %d: %v", n.index, i, h)
 				}
 			}
 			if got := n.peers("get"); n.index > 0 && got != 3 {
@@ -1055,9 +1055,9 @@ func TestMany(t *testing.T) {
 		}
 		w.net.Cut("n3", "n0", "n1", "n2")
 		start := time.Now()
-		for i, en := range w.nodes[3].GetMany(context.Background(), keys) {
-			if (en != nil) != (i%2 == 0 && int(keys[i][0])%4 == 3) {
-				t.Errorf("%d: %v", i, en)
+		for i, h := range w.nodes[3].GetMany(context.Background(), keys) {
+			if (h.Entry != nil) != (i%2 == 0 && int(keys[i][0])%4 == 3) {
+				t.Errorf("%d: %v", i, h)
 			}
 		}
 		if took := time.Since(start); took > manyFor {
@@ -1067,6 +1067,41 @@ func TestMany(t *testing.T) {
 		time.Sleep(time.Minute)
 		if got := w.nodes[3].count("headgate_cache_unsent_total"); got == 0 {
 			t.Error("entries that did not arrive are not counted")
+		}
+	})
+}
+
+// TestManyOfAnAge: many are found with their age, and whether they are stale; what is stale is not kept by
+// another node, and whoever comes next is still the one to refresh it.
+func TestManyOfAnAge(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		owner, other := w.nodes[0], w.nodes[1]
+		en := answerFor(fillKey("q"))
+		en.Key, en.Stamp, en.Life = fillKey("q"), 1, Life{TTL: time.Hour, Stale: time.Hour}
+		other.PutMany([]Entry{*en})
+		time.Sleep(time.Minute)
+		other.shelf.forget(en.Key)
+		get := func(n *peerNode) Hit { return n.GetMany(context.Background(), []Key{en.Key})[0] }
+		for _, tier := range []Tier{Owner, Local} { // the second time it is here
+			if h := get(other); h.Entry == nil || h.Age.Round(time.Second) != time.Minute || h.Stale || h.Refresh || h.Tier != tier {
+				t.Errorf("want a minute old, of tier %s: %+v", tier, h)
+			}
+		}
+		other.shelf.forget(en.Key)
+		time.Sleep(75 * time.Minute)
+		for n, tier := range map[*peerNode]Tier{other: Owner, owner: Local} {
+			for range 2 {
+				if h := get(n); h.Entry == nil || h.Age.Round(time.Second) != 76*time.Minute || !h.Stale || h.Refresh || h.Tier != tier {
+					t.Errorf("want it stale, of tier %s: %+v", tier, h)
+				}
+			}
+		}
+		if other.shelf.has(en.Key) {
+			t.Error("another node keeps what is stale")
+		}
+		if h, ok := owner.Look(en.Key); !ok || !h.Refresh {
+			t.Error("nobody is left to refresh it")
 		}
 	})
 }

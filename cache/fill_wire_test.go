@@ -79,6 +79,22 @@ func TestWireKeeps(t *testing.T) {
 				downs = downs[1:]
 			}
 		}
+		hits := []Hit{{Entry: e, Age: e.Age, Stale: true, Tier: Owner}, {Entry: e, Age: e.Age, Tier: Owner}}
+		var piece pieceDecoder
+		piece.max = maxEntry
+		for i := range hits {
+			var got []Hit
+			for _, m := range encodePieces(&hits[i], i+7) {
+				h, index, err := piece.next(m)
+				if err != nil || h.Entry != nil && index != i+7 {
+					t.Fatal(index, err)
+				}
+				if h.Entry != nil {
+					got = append(got, h)
+				}
+			}
+			same(t, got, hits[i:i+1])
+		}
 		if len(ups)+len(downs) > 0 {
 			t.Fatalf("%d and %d messages were lost", len(ups), len(downs))
 		}
@@ -167,7 +183,8 @@ func FuzzPeer(f *testing.F) {
 				if proto.Unmarshal(b, &m) != nil {
 					return
 				}
-				e, _, err = piece.next(&m)
+				h, _, failed := piece.next(&m)
+				e, err = h.Entry, failed
 			}
 			if err != nil {
 				return

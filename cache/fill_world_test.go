@@ -62,6 +62,16 @@ func (s *shelf) Get(k Key, now int64) (Hit, bool) {
 	return h, ok
 }
 
+func (s *shelf) Read(k Key, now int64) (Hit, bool) {
+	return s.find(k, now, func(l Life) time.Duration { return l.Stale })
+}
+
+func (s *shelf) forget(k Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.what, k)
+}
+
 func (s *shelf) Stale(k Key, now int64) (Hit, bool) {
 	return s.find(k, now, func(l Life) time.Duration { return l.Stale + l.StaleIfError })
 }

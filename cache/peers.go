@@ -460,7 +460,7 @@ func (e *Exact) send(address string, many []*Entry) error {
 		return err
 	}
 	for _, en := range many {
-		for _, p := range encodePieces(en, en.Age, 0) {
+		for _, p := range encodePieces(&Hit{Entry: en, Age: en.Age}, 0) {
 			if stream.Send(p) != nil {
 				_, err := stream.CloseAndRecv() // says why
 				return err
@@ -497,15 +497,14 @@ func (e *Exact) PutMany(many []Entry) {
 }
 
 // GetMany finds many entries, on this node and at their owners, each of whom is asked once, for 300 ms at most.
-// The result has the length of keys, and nil where nothing was found, or where the caller should refresh what was.
-func (e *Exact) GetMany(ctx context.Context, keys []Key) []*Entry {
-	found := make([]*Entry, len(keys))
+// The result has the length of keys, and no Entry where nothing was found. What is stale is there, and said to be;
+// refreshing it is left to those who Look or Join.
+func (e *Exact) GetMany(ctx context.Context, keys []Key) []Hit {
+	found := make([]Hit, len(keys))
 	ask := map[string][]int{}
 	for i, k := range keys {
-		if h, ok := e.Look(k); ok {
-			if !h.Refresh {
-				found[i] = h.Entry
-			}
+		if h, ok := e.cfg.Store.Read(k, e.cfg.Now()); ok {
+			found[i] = h
 			continue
 		}
 		if ring := e.cfg.Ring(k); len(ring) > 0 && ring[0] != "" && len(ask[ring[0]]) < maxMany {
@@ -526,7 +525,7 @@ func (e *Exact) GetMany(ctx context.Context, keys []Key) []*Entry {
 }
 
 // fetch asks one owner for some of the keys, and sets found where it has them.
-func (e *Exact) fetch(ctx context.Context, address string, keys []Key, which []int, found []*Entry) {
+func (e *Exact) fetch(ctx context.Context, address string, keys []Key, which []int, found []Hit) {
 	e.mu.Lock()
 	broken := e.cfg.Now() < e.broken[address]
 	e.mu.Unlock()
@@ -557,14 +556,14 @@ func (e *Exact) fetch(ctx context.Context, address string, keys []Key, which []i
 			}
 			return
 		}
-		en, n, err := decoder.next(m)
-		if err != nil || en != nil && (n >= len(which) || en.Key != keys[which[n]]) {
+		h, n, err := decoder.next(m)
+		if err != nil || h.Entry != nil && (n >= len(which) || h.Key != keys[which[n]]) {
 			e.met.malformed.Inc()
 			return
 		}
-		if en != nil && e.cfg.Valid(en) {
-			found[which[n]] = en
-			e.cfg.Store.PutCopy(Hit{Entry: en, Age: en.Age})
+		if h.Entry != nil && e.cfg.Valid(h.Entry) {
+			found[which[n]] = h
+			e.cfg.Store.PutCopy(h)
 		}
 	}
 }

@@ -303,11 +303,11 @@ func (s *server) Get(in *pb.GetRequest, stream grpc.ServerStreamingServer[pb.Pie
 			s.e.met.malformed.Inc()
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		h, ok := s.e.Look(k)
-		if !ok || h.Refresh {
+		h, ok := s.e.cfg.Store.Read(k, s.e.cfg.Now())
+		if !ok {
 			continue
 		}
-		for _, p := range encodePieces(h.Entry, h.Age, i) {
+		for _, p := range encodePieces(&h, i) {
 			if err := stream.Send(p); err != nil {
 				return err
 			}
@@ -327,13 +327,13 @@ func (s *server) Put(stream grpc.ClientStreamingServer[pb.Piece, pb.PutResponse]
 		if err != nil {
 			return err
 		}
-		en, _, err := decoder.next(m)
+		h, _, err := decoder.next(m)
 		if err != nil {
 			s.e.met.malformed.Inc()
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
-		if en != nil && s.e.cfg.Valid(en) {
-			s.e.cfg.Store.Put(en)
+		if h.Entry != nil && s.e.cfg.Valid(h.Entry) {
+			s.e.cfg.Store.Put(h.Entry)
 		}
 	}
 }

@@ -142,8 +142,13 @@ func (s *Store) stripe(hash uint64) *storeStripe { return &s.stripes[hash%storeS
 // is stale, but within Life.Stale. A hit that is marked Refresh goes to one reader at a time;
 // who got it puts a new entry, or calls Release, or is given up after refreshFor.
 // Only hits of fresh entries prolong their lives.
-func (s *Store) Get(k Key, now int64) (Hit, bool) {
-	v := s.find(&k, now)
+func (s *Store) Get(k Key, now int64) (Hit, bool) { return s.get(&k, now, true) }
+
+// Read finds what Get does, but is nobody to refresh it: the next who gets it is.
+func (s *Store) Read(k Key, now int64) (Hit, bool) { return s.get(&k, now, false) }
+
+func (s *Store) get(k *Key, now int64, refreshes bool) (Hit, bool) {
+	v := s.find(k, now)
 	if v == nil {
 		return Hit{}, false
 	}
@@ -153,9 +158,9 @@ func (s *Store) Get(k Key, now int64) (Hit, bool) {
 	switch state {
 	case fresh, freshEarly:
 		v.hit(age)
-		h.Refresh = state == freshEarly && v.claim(now)
+		h.Refresh = refreshes && state == freshEarly && v.claim(now)
 	case freshStale:
-		h.Stale, h.Refresh = true, v.claim(now)
+		h.Stale, h.Refresh = true, refreshes && v.claim(now)
 	default:
 		return Hit{}, false
 	}

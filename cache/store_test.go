@@ -352,6 +352,40 @@ func TestEarlyRefreshThroughTheStore(t *testing.T) {
 	}
 }
 
+// Read counts a hit like Get, but leaves it to the next to refresh what is stale or expires before long.
+func TestReadRefreshesNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		life  Life
+		age   time.Duration
+		stale bool
+	}{
+		"stale": {Life{TTL: time.Hour, Stale: time.Hour}, 40 * time.Minute, true},
+		"early": {Life{TTL: time.Hour, Beta: 1e9}, time.Minute, false},
+	} {
+		w := newStoreWorld(t, 1<<20)
+		e := storeEntry(storeKey(1), 100)
+		e.Life, e.Delta = c.life, time.Second
+		w.Put(e)
+		w.pass(c.age)
+		if h, ok := w.Read(e.Key, w.clock.Load()); !ok || h.Refresh || h.Stale != c.stale || h.Age != c.age || !bytes.Equal(h.Body, e.Body) {
+			t.Errorf("%s: read %+v", name, h)
+		}
+		if h, ok := w.get(e.Key); !ok || !h.Refresh {
+			t.Errorf("%s: nobody is left to refresh it: %+v", name, h)
+		}
+	}
+	w := newStoreWorld(t, 1<<20)
+	w.Put(storeEntry(storeKey(2), 100))
+	w.Read(storeKey(2), w.clock.Load())
+	w.pass(45 * time.Minute) // beyond half its time, which the hit made whole
+	if _, ok := w.Read(storeKey(2), w.clock.Load()); !ok {
+		t.Error("reading it was no hit")
+	}
+	if _, ok := w.Read(storeKey(3), w.clock.Load()); ok {
+		t.Error("read what is not there")
+	}
+}
+
 // Keys of the same first 16 bytes take each other's place, and never answer for each other.
 func TestTwinsNeverAnswerForEachOther(t *testing.T) {
 	w := newStoreWorld(t, 1<<20)

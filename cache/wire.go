@@ -331,12 +331,12 @@ func (d *downDecoder) take(done bool) *down {
 	return n
 }
 
-// encodePieces makes messages of an entry.
-func encodePieces(e *Entry, age time.Duration, index int) []*pb.Piece {
-	m := encodeEntry(e, age)
-	first, rest := cut(e.Body)
+// encodePieces makes messages of an entry that was found.
+func encodePieces(h *Hit, index int) []*pb.Piece {
+	m := encodeEntry(h.Entry, h.Age)
+	first, rest := cut(h.Body)
 	m.Body = first
-	out := []*pb.Piece{{Entry: m, Rest: uint64(len(e.Body) - len(first)), Index: uint32(index)}}
+	out := []*pb.Piece{{Entry: m, Rest: uint64(len(h.Body) - len(first)), Index: uint32(index), Stale: h.Stale}}
 	for _, p := range rest {
 		out = append(out, &pb.Piece{Data: p})
 	}
@@ -346,31 +346,36 @@ func encodePieces(e *Entry, age time.Duration, index int) []*pb.Piece {
 // pieceDecoder undoes encodePieces.
 type pieceDecoder struct {
 	joiner
-	entry *Entry
+	hit   Hit // Entry is nil where none is on its way
 	index uint32
 }
 
-// next returns nil where more has to come.
-func (d *pieceDecoder) next(m *pb.Piece) (entry *Entry, index int, err error) {
+// next returns a hit without an entry where more has to come.
+func (d *pieceDecoder) next(m *pb.Piece) (hit Hit, index int, err error) {
 	var done bool
 	switch {
-	case m.GetEntry() != nil && d.entry != nil:
-		return nil, 0, errors.New("body: it was not whole")
+	case m.GetEntry() != nil && d.hit.Entry != nil:
+		return Hit{}, 0, errors.New("body: it was not whole")
 	case m.GetEntry() != nil:
-		if d.entry, err = decodeEntry(m.GetEntry()); err != nil {
-			return nil, 0, err
+		entry, err := decodeEntry(m.GetEntry())
+		if err != nil {
+			return Hit{}, 0, err
 		}
-		d.index = m.GetIndex()
-		done, err = d.first(m.GetEntry().GetBody(), m.GetRest())
-	case d.entry == nil:
-		return nil, 0, errors.New("more of nothing")
+		d.hit, d.index = Hit{Entry: entry, Age: entry.Age, Stale: m.GetStale(), Tier: Owner}, m.GetIndex()
+		if done, err = d.first(m.GetEntry().GetBody(), m.GetRest()); err != nil {
+			return Hit{}, 0, err
+		}
+	case d.hit.Entry == nil:
+		return Hit{}, 0, errors.New("more of nothing")
 	default:
-		done, err = d.more(m.GetData())
+		if done, err = d.more(m.GetData()); err != nil {
+			return Hit{}, 0, err
+		}
 	}
-	if err != nil || !done {
-		return nil, 0, err
+	if !done {
+		return Hit{}, 0, nil
 	}
-	entry = d.entry
-	entry.Body, d.entry, d.body = d.body, nil, nil
-	return entry, int(d.index), nil
+	hit = d.hit
+	hit.Body, d.hit, d.body = d.body, Hit{}, nil
+	return hit, int(d.index), nil
 }

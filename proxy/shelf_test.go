@@ -174,10 +174,8 @@ func (s *shelf) GetMany(ctx context.Context, keys [][32]byte) []*proxy.Cached {
 		many[i] = k
 	}
 	out := make([]*proxy.Cached, len(keys))
-	for i, e := range s.exact.GetMany(ctx, many) {
-		if e != nil {
-			out[i] = fromShelf(&cache.Hit{Entry: e, Age: e.Age})
-		}
+	for i, h := range s.exact.GetMany(ctx, many) {
+		out[i] = fromShelf(&h)
 	}
 	return out
 }

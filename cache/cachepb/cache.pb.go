@@ -759,6 +759,7 @@ type Piece struct {
 	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	Rest          uint64                 `protobuf:"varint,3,opt,name=rest,proto3" json:"rest,omitempty"`
 	Index         uint32                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"` // of the key in GetRequest
+	Stale         bool                   `protobuf:"varint,5,opt,name=stale,proto3" json:"stale,omitempty"` // it is there to be served, not to be kept
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -819,6 +820,13 @@ func (x *Piece) GetIndex() uint32 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *Piece) GetStale() bool {
+	if x != nil {
+		return x.Stale
+	}
+	return false
 }
 
 type PutResponse struct {
@@ -951,12 +959,13 @@ const file_cache_cachepb_cache_proto_rawDesc = "" +
 	"\x04MORE\x10\v\" \n" +
 	"\n" +
 	"GetRequest\x12\x12\n" +
-	"\x04keys\x18\x01 \x03(\fR\x04keys\"u\n" +
+	"\x04keys\x18\x01 \x03(\fR\x04keys\"\x8b\x01\n" +
 	"\x05Piece\x12.\n" +
 	"\x05entry\x18\x01 \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
 	"\x04rest\x18\x03 \x01(\x04R\x04rest\x12\x14\n" +
-	"\x05index\x18\x04 \x01(\rR\x05index\"\r\n" +
+	"\x05index\x18\x04 \x01(\rR\x05index\x12\x14\n" +
+	"\x05stale\x18\x05 \x01(\bR\x05stale\"\r\n" +
 	"\vPutResponse2\xc8\x01\n" +
 	"\x05Exact\x12:\n" +
 	"\x04Join\x12\x15.headgate.cache.v1.Up\x1a\x17.headgate.cache.v1.Down(\x010\x01\x12@\n" +

@@ -214,12 +214,9 @@ func (a answers) GetMany(ctx context.Context, keys [][32]byte) []*proxy.Cached {
 	for i, k := range keys {
 		many[i] = k
 	}
-	found := a.Exact.GetMany(ctx, many)
 	out := make([]*proxy.Cached, len(keys))
-	for i, e := range found {
-		if e != nil {
-			out[i] = kept(&cache.Hit{Entry: e, Age: e.Age})
-		}
+	for i, h := range a.Exact.GetMany(ctx, many) {
+		out[i] = kept(&h)
 	}
 	return out
 }
