@@ -225,9 +225,7 @@ func (x *exchange) refreshLater(k *Cached) {
 	}
 	y.r.Header.Del("X-Request-Id") // it is another request than the client's
 	y.id, y.upstreamID = requestIDs(y.r)
-	p.open.Add(1) // x is still open
-	go func() {
-		defer p.open.Done()
+	p.open.Go(func() { // x is still open
 		defer p.refreshes.Add(-1)
 		y.run(func() error {
 			if e := y.killed("", y.model); e != nil {
@@ -238,7 +236,7 @@ func (x *exchange) refreshLater(k *Cached) {
 			}
 			return y.try()
 		})
-	}()
+	})
 }
 
 // nobody takes an answer that no client waits for.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -118,7 +119,7 @@ type Body struct {
 
 // NewBody is a body that is there already. data must not be written to any more.
 func NewBody(data []byte) *Body {
-	b := &Body{data: data[:len(data):len(data)], from: &Bodies{}}
+	b := &Body{data: slices.Clip(data), from: &Bodies{}}
 	b.refs.Store(1)
 	return b
 }
