@@ -7,11 +7,12 @@ import (
 )
 
 // detached writes to a client in a goroutine of its own, so that one that reads slowly holds up
-// nobody else who waits for the same answer. Its memory is bounded by maxAnswerHeld; beyond it
+// nobody else who waits for the same answer. Beyond `most` bytes that the client has not taken
 // Write waits. It is for one goroutine at a time, which must call Close.
 type detached struct {
 	w       http.ResponseWriter
 	flusher *http.ResponseController
+	most    int64
 
 	mu     sync.Mutex
 	moved  sync.Cond // something of what follows has changed
@@ -25,8 +26,8 @@ type detached struct {
 // errClosed: nothing is written after the end.
 var errClosed = errors.New("the answer has ended")
 
-func detach(w http.ResponseWriter) *detached {
-	d := &detached{w: w, flusher: http.NewResponseController(w), ended: make(chan struct{})}
+func detach(w http.ResponseWriter, most int64) *detached {
+	d := &detached{w: w, most: most, flusher: http.NewResponseController(w), ended: make(chan struct{})}
 	d.moved.L = &d.mu
 	go d.run()
 	return d
@@ -36,7 +37,7 @@ func detach(w http.ResponseWriter) *detached {
 func (d *detached) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.err == nil && !d.closed && len(d.buf) > 0 && len(d.buf)+len(p) > maxAnswerHeld {
+	for d.err == nil && !d.closed && len(d.buf) > 0 && int64(len(d.buf)+len(p)) > d.most {
 		d.moved.Wait()
 	}
 	switch {

@@ -12,7 +12,7 @@ import (
 
 const (
 	maxFailureKept = 64 << 10 // bytes of an error that is shared
-	maxAnswerHeld  = 16 << 20 // bytes of an answer that is gathered to be shared: as many as a policy may have kept
+	maxAnswerHeld  = 16 << 20 // bytes of embeddings that are gathered to be shared
 	maxRefreshes   = 256      // requests at once that refresh what is kept
 )
 
@@ -53,9 +53,9 @@ func (x *exchange) publishStream(s *openai.Stream) {
 	if fill == nil {
 		return
 	}
-	pub.assembler = openai.NewAssembler(x.route.kind, maxAnswerHeld)
+	pub.assembler = openai.NewAssembler(x.route.kind, int(x.cache.surface.Exact.MaxBytes))
 	s.Assemble(pub.assembler)
-	pub.began = !pub.private && !x.capped() && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools)
+	pub.began = !pub.private && !x.tab.clamped && (!x.in.Bounds.Tools || x.cache.surface.Exact.Tools)
 	if pub.began {
 		fill.Begin("text/event-stream")
 	}
@@ -94,7 +94,11 @@ func (x *exchange) publishBody(p []byte) {
 	if x.cache.fill == nil || pub.over {
 		return
 	}
-	if pub.over = len(pub.body)+len(p) > maxAnswerHeld; !pub.over {
+	most := x.cache.surface.Exact.MaxBytes
+	if x.recording {
+		most = maxAnswerHeld
+	}
+	if pub.over = int64(len(pub.body)+len(p)) > most; !pub.over {
 		pub.body = append(pub.body, p...)
 	}
 }
@@ -140,8 +144,6 @@ func (x *exchange) judge(contentType string, body []byte) FillEnd {
 	switch {
 	case pub.private:
 		kind, why = FillUnshareable, "private"
-	case kind == FillStore && int64(len(body)) > exact.MaxBytes:
-		kind, why = FillShare, "max_bytes"
 	}
 	if why != "" {
 		x.unkept(why)
@@ -165,7 +167,9 @@ func (x *exchange) judgeText(contentType string, body []byte) (kind FillKind, wh
 		return FillUnshareable, "incomplete"
 	case facts.Tools && !exact.Tools:
 		return FillUnshareable, "tools"
-	case facts.Length && x.capped():
+	case facts.Length && x.tab.clamped: // that says nothing of the question: the next one leads
+		return FillRefused, "cut"
+	case facts.Length && x.capped(): // at what the context leaves by a high estimate
 		return FillUnshareable, "cut"
 	case facts.Length && !exact.Length:
 		return FillShare, "length"

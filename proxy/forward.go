@@ -612,7 +612,7 @@ type flushWriter interface {
 // newSink writes to the client, where others wait for the answer, too, at the client's own pace.
 func (x *exchange) newSink() *sink {
 	if x.cache.fill != nil {
-		return &sink{x: x, out: detach(x.w)}
+		return &sink{x: x, out: detach(x.w, x.cache.surface.Exact.MaxBytes)}
 	}
 	return &sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
 }
