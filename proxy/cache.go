@@ -7,7 +7,8 @@ import (
 
 // Bounds of what the cache is asked.
 const (
-	maxCacheTags  = 16               // of a request or an answer
+	maxCacheTags  = 16               // of a request
+	maxEntryTags  = 64               // of an answer: of all requests for it, and the backend's
 	maxCacheTag   = 128              // bytes
 	streamSilence = 30 * time.Second // of a stream that another leads, before its first byte
 	maxRejoins    = 2                // after another's answer broke off before its first byte came here

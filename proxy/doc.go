@@ -47,7 +47,7 @@
 //     a strict budget the cap of the answer.
 //   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
 //     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame, maxAnswerHeld,
-//     maxRefreshes, maxEmbeddings, maxCacheTags.
+//     maxRefreshes, maxEmbeddings, maxCacheTags, maxEntryTags.
 //   - No prompt, answer or key is ever in a log line or a metric.
 //
 // # What a request is charged

@@ -33,7 +33,7 @@ func (x *exchange) observe(h http.Header) {
 	}
 	p := publisher{tags: x.cache.tags}
 	for _, line := range h["X-Headgate-Cache-Tags"] {
-		if tags, err := parseTags(p.tags, line); err == nil { // those of a backend that can't be read are none
+		if tags, err := parseTags(p.tags, line, maxEntryTags); err == nil { // those of a backend that can't be read are none
 			p.tags = tags
 		} else {
 			p.private = true // whoever tagged it counts on being able to take it back

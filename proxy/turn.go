@@ -61,7 +61,7 @@ func (x *exchange) cacheHeaders() error {
 		return malformed(http.StatusBadRequest, "X-Headgate-Cache", "X-Headgate-Cache must be bypass, refresh or only; leave it out to use the cache")
 	}
 	for _, line := range h["X-Headgate-Cache-Tags"] {
-		tags, err := parseTags(c.tags, line)
+		tags, err := parseTags(c.tags, line, maxCacheTags)
 		if err != nil {
 			return malformed(http.StatusBadRequest, "X-Headgate-Cache-Tags", "X-Headgate-Cache-Tags: %v", err)
 		}
@@ -70,15 +70,15 @@ func (x *exchange) cacheHeaders() error {
 	return nil
 }
 
-// parseTags adds the tags of a comma-separated line.
-func parseTags(tags []string, line string) ([]string, error) {
+// parseTags adds the tags of a comma-separated line, up to so many.
+func parseTags(tags []string, line string, most int) ([]string, error) {
 	for tag := range strings.SplitSeq(line, ",") {
 		tag = strings.TrimSpace(tag)
 		switch {
 		case tag == "" || slices.Contains(tags, tag):
 			continue
-		case len(tags) == maxCacheTags:
-			return nil, fmt.Errorf("more than %d tags", maxCacheTags)
+		case len(tags) >= most:
+			return nil, fmt.Errorf("more than %d tags", most)
 		}
 		if err := CheckTag(tag); err != nil {
 			return nil, err
@@ -119,7 +119,7 @@ func (x *exchange) tagged(k *Cached) bool {
 func joinTags(tags, more []string) []string {
 	out := slices.Clone(tags)
 	for _, tag := range more {
-		if len(out) < maxCacheTags && !slices.Contains(out, tag) {
+		if len(out) < maxEntryTags && !slices.Contains(out, tag) {
 			out = append(out, tag)
 		}
 	}
