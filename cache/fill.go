@@ -81,6 +81,7 @@ func (c *Config) validate() error {
 type entries interface {
 	Get(key Key, now int64) (Hit, bool)
 	Read(key Key, now int64) (Hit, bool)
+	Peek(key Key, now int64) (Hit, bool)
 	Stale(key Key, now int64) (Hit, bool)
 	Put(e *Entry) bool
 	PutCopy(h Hit) bool
@@ -231,17 +232,24 @@ func (e *Exact) Join(ctx context.Context, ask *Ask) (Turn, error) {
 		kind = asEarly
 	case ask.Refresh:
 		kind = asRefresh
-	default:
-		if h, ok := e.Look(ask.Key); ok {
-			return Turn{Kind: TurnHit, Hit: h}, nil
-		}
 	}
-	w := &waiter{ask: ask, turn: make(chan Turn, 1)}
-	e.mu.Lock()
-	if h, ok := e.lookAgain(kind, ask.Key); ok {
-		e.mu.Unlock()
+	look := func() (Hit, bool) {
+		if kind != asUsual {
+			return Hit{}, false
+		}
+		return e.Look(ask.Key)
+	}
+	h, ok := e.lookThenLock(look, func() bool {
+		if kind != asUsual || e.branches[branchID{ask.Key, kind}] != nil {
+			return false // others wait here: who answers them answers this one
+		}
+		_, there := e.cfg.Store.Peek(ask.Key, e.cfg.Now())
+		return there
+	})
+	if ok {
 		return Turn{Kind: TurnHit, Hit: h}, nil
 	}
+	w := &waiter{ask: ask, turn: make(chan Turn, 1)}
 	e.enter(w, kind)
 	e.mu.Unlock()
 	select {
@@ -280,12 +288,25 @@ func (e *Exact) complete(ask *Ask, t Turn) Turn {
 	return t
 }
 
-// lookAgain finds what a flight that has ended since the first look left; e.mu is held.
-func (e *Exact) lookAgain(kind asKind, k Key) (Hit, bool) {
-	if kind != asUsual || e.branches[branchID{k, kind}] != nil {
-		return Hit{}, false
+// maxLooks bounds how often a look that found nothing is repeated, as something is there the next moment.
+const maxLooks = 4
+
+// lookThenLock looks, and where it finds nothing e.mu is held when it returns, from a moment on at which nothing
+// was there either: what a flight that has ended meanwhile left is found. Looks are made without the
+// lock, since bodies are unpacked.
+func (e *Exact) lookThenLock(look func() (Hit, bool), there func() bool) (Hit, bool) {
+	for range maxLooks {
+		if h, ok := look(); ok {
+			return h, true
+		}
+		e.mu.Lock()
+		if !there() {
+			return Hit{}, false
+		}
+		e.mu.Unlock()
 	}
-	return e.Look(k)
+	e.mu.Lock() // it is there and cannot be had
+	return Hit{}, false
 }
 
 // Fill is the right to ask the model for all who want the same. Whoever has it must end it by one of

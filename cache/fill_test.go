@@ -1324,6 +1324,33 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// TestLooksWithoutTheLock: what is put between a look and the lock is looked for again, without it.
+func TestLooksWithoutTheLock(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		e := newWorld(t, 1).nodes[0].Exact
+		for found, wantLooks := range map[int]int{1: 1, 2: 2, maxLooks: maxLooks, 100: maxLooks} {
+			looks := 0
+			_, ok := e.lookThenLock(func() (Hit, bool) {
+				if !e.mu.TryLock() {
+					t.Fatal("the lock is held round a look")
+				}
+				e.mu.Unlock()
+				looks++
+				return Hit{}, looks == found
+			}, func() bool {
+				if e.mu.TryLock() {
+					t.Fatal("it is not held where that decides")
+				}
+				return true
+			})
+			if ok != (found <= maxLooks) || looks != wantLooks || e.mu.TryLock() == !ok {
+				t.Errorf("found at look %d: %v after %d", found, ok, looks)
+			}
+			e.mu.Unlock()
+		}
+	})
+}
+
 // TestWithStore: what is found at once in a real store, too.
 func TestWithStore(t *testing.T) {
 	fillTest(t, func(t *testing.T) {

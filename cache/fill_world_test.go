@@ -66,6 +66,12 @@ func (s *shelf) Read(k Key, now int64) (Hit, bool) {
 	return s.find(k, now, func(l Life) time.Duration { return l.Stale })
 }
 
+func (s *shelf) Peek(k Key, now int64) (Hit, bool) {
+	h, ok := s.Read(k, now)
+	h.Entry = nil
+	return h, ok
+}
+
 func (s *shelf) forget(k Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

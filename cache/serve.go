@@ -234,34 +234,37 @@ func (v *serving) hear(u *up) error {
 // join answers from the store, or has the session join its flight.
 func (v *serving) join(u *up) {
 	e := v.e
-	h, ok := e.stored(u.ask) // outside of the lock: large bodies are unpacked
-	e.mu.Lock()
+	h, ok := e.lookThenLock(func() (Hit, bool) {
+		if u.ask.early {
+			return e.stored(u.ask, e.cfg.Store.Stale)
+		}
+		return e.stored(u.ask, e.cfg.Store.Get)
+	}, func() bool {
+		_, there := e.stored(u.ask, e.cfg.Store.Peek)
+		return there
+	})
+	if ok {
+		e.mu.Lock()
+	}
 	defer e.mu.Unlock()
 	if v.s.left {
 		return
 	}
 	v.s.want(*u.ask)
-	if !ok {
-		h, ok = e.stored(u.ask) // a flight may have ended meanwhile
-	}
-	if ok && len(u.ask.leads) == 0 {
+	if ok {
 		v.s.say(&down{kind: downHit, hit: h, stored: true, keep: true})
 		return
 	}
 	e.referee.join(v.s, u.waits, u.live, e.cfg.Now())
 }
 
-// stored finds what the store has that will do for an ask.
-func (e *Exact) stored(a *asked) (Hit, bool) {
-	if a.refresh {
+// stored finds, by look, what the store has that will do for an ask.
+func (e *Exact) stored(a *asked, look func(Key, int64) (Hit, bool)) (Hit, bool) {
+	if a.refresh || len(a.leads) > 0 {
 		return Hit{}, false
 	}
-	now := e.cfg.Now()
-	if !a.early {
-		return e.cfg.Store.Get(a.key, now)
-	}
-	h, ok := e.cfg.Store.Stale(a.key, now)
-	return h, ok && !h.Stale && h.Age < a.age
+	h, ok := look(a.key, e.cfg.Now())
+	return h, ok && (!a.early || !h.Stale && h.Age < a.age)
 }
 
 // whole takes a whole answer.

@@ -167,6 +167,21 @@ func (s *Store) get(k *Key, now int64, refreshes bool) (Hit, bool) {
 	return h, s.open(v, &h)
 }
 
+// Peek tells of what Get would find without taking it: the Hit has no Entry. It counts no hit, drops nothing,
+// unpacks nothing and does not wait.
+func (s *Store) Peek(k Key, now int64) (Hit, bool) {
+	v := s.held(&k)
+	if v == nil {
+		v = s.bridge.get(&k, now)
+	}
+	if v == nil || s.c.Valid != nil && !s.c.Valid(&v.entry) {
+		return Hit{}, false
+	}
+	age := v.age(now)
+	state := v.entry.Life.state(age, v.entry.Life.expiry(v.hits.Load(), time.Duration(v.last.Load())))
+	return Hit{Age: age, Stale: state == freshStale, Tier: Local}, state == fresh || state == freshStale
+}
+
 // Stale finds what may be served for a key where the model fails: what Get finds, and what is
 // older, but within Life.StaleIfError. It counts no hit and asks for no refresh.
 func (s *Store) Stale(k Key, now int64) (Hit, bool) {

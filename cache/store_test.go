@@ -386,6 +386,42 @@ func TestReadRefreshesNothing(t *testing.T) {
 	}
 }
 
+// Peek tells what Get would find, and changes nothing.
+func TestPeekChangesNothing(t *testing.T) {
+	w := newStoreWorld(t, 1<<20)
+	e := storeEntry(storeKey(1), 100)
+	e.Life = Life{TTL: time.Hour, Stale: time.Hour, StaleIfError: time.Hour}
+	w.Put(e)
+	peek := func(want, stale bool) {
+		t.Helper()
+		h, ok := w.Peek(e.Key, w.clock.Load())
+		if ok != want || ok && (h.Entry != nil || h.Refresh || h.Stale != stale || h.Age != time.Duration(w.clock.Load())-time.Hour) {
+			t.Errorf("%v, %+v", ok, h)
+		}
+	}
+	for range 3 {
+		peek(true, false)
+	}
+	w.pass(30 * time.Minute) // it was never hit
+	peek(true, true)
+	w.invalid.Store(true)
+	peek(false, false)
+	w.invalid.Store(false)
+	if h, ok := w.get(e.Key); !ok || !h.Stale || !h.Refresh {
+		t.Errorf("%v, %+v", ok, h)
+	}
+	w.pass(time.Hour)
+	peek(false, false) // it is there where the model fails only
+	w.warm(t, 1000)
+	out := w.refused(t, 1000)
+	if _, ok := w.Peek(out.Key, w.clock.Load()); !ok {
+		t.Error("what the bridge alone has is not there")
+	}
+	if s := w.Stats(); s.Invalid != 0 || s.Bridged != 0 {
+		t.Errorf("counted: %+v", s)
+	}
+}
+
 // Keys of the same first 16 bytes take each other's place, and never answer for each other.
 func TestTwinsNeverAnswerForEachOther(t *testing.T) {
 	w := newStoreWorld(t, 1<<20)

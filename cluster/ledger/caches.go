@@ -52,7 +52,9 @@ type cacheName struct{ tenant, name string }
 type generation struct{ now, highest uint64 }
 
 // Caches says which answers of the caches still hold. It never changes; nil is that of a ledger where nothing
-// was ever invalidated. Take a key's generations and an entry's stamp from the same Caches.
+// was ever invalidated. Take an entry's stamp before the model is asked, after its key's generations: what is
+// invalidated from then on has a higher stamp, or another generation. (Where a restore comes between the two the
+// entry is as good as one of after it, under a key of before; the same number may be given to a generation again.)
 type Caches struct {
 	count  uint64            // of commands that invalidated tags, and the jumps of restores
 	since  uint64            // what was stamped before does not hold, whatever its tags
