@@ -21,7 +21,8 @@ type Money interface {
 	// nothing is reserved. Where it succeeds, Settle is called exactly once.
 	Reserve(ctx context.Context, b *Bill) error
 	// Settle charges b.Cost, nothing if b.Cancelled, and logs how the request ended. It never
-	// waits and brings Spent and Left of the charges up to date.
+	// waits and brings Spent and Left of the charges up to date. A bill of nothing, without charges,
+	// may come without a Reserve.
 	Settle(b *Bill)
 	// Peek decides like Reserve and changes nothing.
 	Peek(ctx context.Context, b *Bill) error
@@ -245,13 +246,14 @@ func (x *exchange) pay() error {
 	return errBroke(&t.bill, c, b, x.p.cfg.BudgetStatus)
 }
 
-// payNothing gives a request that the cache answers a bill, so that the usage log has it.
-func (x *exchange) payNothing() error {
-	if x.p.cfg.Money == nil {
-		return nil
-	}
+// payNothing gives a request that the cache answers a bill of nothing, which was never reserved, so
+// that the usage log has it.
+func (x *exchange) payNothing() {
 	x.tab = tab{}
-	return x.pay()
+	if x.p.cfg.Money != nil && x.route.metered {
+		x.fillBill()
+		x.tab.open = true
+	}
 }
 
 // tierExact is what the usage log calls the cache of exact repetitions.

@@ -59,7 +59,8 @@ func (x *exchange) embed() (ok bool, err error) {
 	x.lookElements(e)
 	switch {
 	case len(e.missing) == 0:
-		return true, x.serveElements(e)
+		x.serveElements(e)
+		return true, nil
 	case x.cache.shed != nil:
 		x.settle(outcomeRefused)
 		return true, x.cache.shed
@@ -98,16 +99,13 @@ func (x *exchange) lookElements(e *embedding) {
 }
 
 // serveElements answers from what is kept.
-func (x *exchange) serveElements(e *embedding) error {
+func (x *exchange) serveElements(e *embedding) {
 	u := openai.Usage{Input: e.tokens, Known: true}
 	x.answer.usage = u
-	if err := x.settleKept("exact", x.caller.CachedMetered); err != nil {
-		return err
-	}
+	x.settleKept("exact", x.caller.CachedMetered)
 	x.cacheHeader("exact")
 	x.ageHeader(e.age)
 	x.write(http.StatusOK, "application/json", openai.JoinEmbeddings(e.found, e.model, u))
-	return nil
 }
 
 // askElements asks a backend for the embeddings that are missing, or gets them from a request that
@@ -189,7 +187,8 @@ func (x *exchange) fetchElements(e *embedding) (*recorder, error) {
 		x.answer.usage = openai.Usage{Input: t.Hit.Input, Known: true}
 		rec.theirs = true
 		rec.body.Write(t.Hit.Body)
-		return rec, x.settleKept("live", metered)
+		x.settleKept("live", metered)
+		return rec, nil
 	case t.Failed != nil:
 		return nil, x.serveFailed(t.Failed, metered)
 	}

@@ -294,10 +294,8 @@ func (x *exchange) turn(look, metered bool) error {
 	c := &x.cache
 	x.slot, x.answer.backend = nil, "" // of an earlier attempt
 	if look && (c.mode == cacheUse || c.mode == cacheOnly) {
-		if k, ok := x.p.cfg.Cache.Look(c.key); ok && x.tagged(k) {
-			if served, err := x.serveKept(k, metered); served || err != nil {
-				return err
-			}
+		if k, ok := x.p.cfg.Cache.Look(c.key); ok && x.tagged(k) && x.serveKept(k, metered) {
+			return nil
 		}
 	}
 	if c.shed != nil {
@@ -317,10 +315,9 @@ func (x *exchange) turn(look, metered bool) error {
 		if c.mode != cacheOnly {
 			return x.turn(false, metered)
 		}
-	case t.Hit != nil:
-		if served, err := x.serveKept(t.Hit, metered); served || err != nil {
-			return err
-		}
+	case t.Hit != nil && x.serveKept(t.Hit, metered):
+		return nil
+	case t.Hit != nil: // it can't be told as the client wants it
 	case t.Live != nil:
 		return x.followLive(t.Live, metered)
 	case t.Failed != nil:
@@ -457,7 +454,7 @@ var errLiveBroke = errors.New("the answer of another request broke off")
 
 // serveKept answers with what was kept. It does not where that can't be told as the client wants
 // it: then nothing has been done.
-func (x *exchange) serveKept(k *Cached, metered bool) (served bool, err error) {
+func (x *exchange) serveKept(k *Cached, metered bool) (served bool) {
 	word := "exact"
 	switch {
 	case k.Live:
@@ -468,19 +465,17 @@ func (x *exchange) serveKept(k *Cached, metered bool) (served bool, err error) {
 	body, contentType, err := x.shape(k)
 	if err != nil {
 		x.p.cfg.Logger.Debug("a kept answer can't be replayed", "request_id", x.id, "error", err)
-		return false, nil
+		return false
 	}
 	x.answer.usage = openai.Usage{Input: k.Input, CachedInput: k.CachedInput, Output: k.Output, Known: true}
-	if err := x.settleKept(word, metered); err != nil {
-		return true, err
-	}
+	x.settleKept(word, metered)
 	x.cacheHeader(word)
 	x.ageHeader(k.Age)
 	x.write(http.StatusOK, contentType, body)
 	if k.Refresh && x.cache.mode != cacheOnly {
 		x.refreshLater(k)
 	}
-	return true, nil
+	return true
 }
 
 // shape is what was kept as the client wants it: whole, or as a stream.
@@ -493,7 +488,7 @@ func (x *exchange) shape(k *Cached) (body []byte, contentType string, err error)
 }
 
 // settleKept settles for an answer that no model was asked for.
-func (x *exchange) settleKept(word string, metered bool) error {
+func (x *exchange) settleKept(word string, metered bool) {
 	x.cache.tier = word
 	x.cached(word)
 	x.answer.status = http.StatusOK
@@ -501,13 +496,10 @@ func (x *exchange) settleKept(word string, metered bool) error {
 	if metered {
 		x.answer.whole = true
 		x.settle(outcomeAnswered)
-		return nil
+		return
 	}
-	if err := x.payNothing(); err != nil {
-		return err
-	}
+	x.payNothing()
 	x.settle(outcomeCached)
-	return nil
 }
 
 // serveStale answers with what is too old, the model having failed. The reservation is settled.
@@ -533,9 +525,7 @@ func (x *exchange) serveFailed(f *CacheFailure, metered bool) error {
 	x.cached("failed")
 	x.answer.status = f.Status
 	if !metered {
-		if err := x.payNothing(); err != nil {
-			return err
-		}
+		x.payNothing()
 	}
 	x.settle(outcomeMalformed)
 	if len(f.Body) == 0 {
@@ -589,10 +579,7 @@ func (x *exchange) followLive(live CacheStream, metered bool) error {
 	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
 
 	if !metered {
-		if err := x.payNothing(); err != nil {
-			x.settle(outcomeRefused)
-			return err
-		}
+		x.payNothing()
 	}
 	x.cache.tier = "live"
 	x.cacheHeader("live")
