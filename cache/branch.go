@@ -76,7 +76,7 @@ func (e *Exact) enter(w *waiter, kind asKind) {
 		e.branches[id] = b
 		e.start(func() { e.link(b) })
 	}
-	if w.ask.Live && b.tape != nil {
+	if w.ask.Live && b.tape != nil && e.holds(b.tape) {
 		w.turn <- b.reader()
 		return
 	}
@@ -87,6 +87,10 @@ func (e *Exact) enter(w *waiter, kind asKind) {
 	}
 	b.restate()
 }
+
+// holds says whether nothing is known to be invalidated of what a stream depends on: who comes after that must
+// not follow it.
+func (e *Exact) holds(t *tape) bool { return t.about == nil || e.cfg.Valid(t.about) }
 
 // leads says whether a request of this node asks the model for a key.
 func (e *Exact) leads(k Key) bool {
@@ -219,7 +223,7 @@ func (b *branch) connect() {
 		if f.tape == nil || f.large {
 			continue
 		}
-		b.say(&up{kind: upBegin, token: f.token, contentType: f.tape.contentType})
+		b.say(&up{kind: upBegin, token: f.token, contentType: f.tape.contentType, about: f.tape.about})
 		for _, c := range f.tape.all() {
 			b.say(&up{kind: upData, token: f.token, data: c})
 		}
@@ -257,7 +261,7 @@ func (b *branch) receive(d *down, self bool) {
 		}
 	case downBegin:
 		b.endRelay(ErrBroken)
-		b.relay, b.relayOf = &tape{contentType: d.contentType}, d.token
+		b.relay, b.relayOf = &tape{contentType: d.contentType, about: d.about}, d.token
 		b.pass(b.relay)
 	case downData:
 		if b.relay != nil && b.relayOf == d.token && !b.relay.add(d.data) {
@@ -287,7 +291,7 @@ func (b *branch) receive(d *down, self bool) {
 func (b *branch) lead(d *down) {
 	at := b.waiters.Front()
 	if at == nil {
-		b.say(&up{kind: upAbandon, token: d.token})
+		b.say(&up{kind: upAbandon, token: d.token, unasked: true})
 		return
 	}
 	w, e := at.Value.(*waiter), b.e
@@ -295,6 +299,7 @@ func (b *branch) lead(d *down) {
 		e: e, b: b, token: d.token, stamp: e.cfg.Stamp(), since: e.cfg.Now(), maxEntry: e.cfg.MaxEntry,
 		others: true, // until the owner says
 	}
+	f.about = &Entry{Key: b.id.key, Tenant: w.ask.Tenant, Tags: w.ask.Tags, Stamp: f.stamp}
 	if w.ask.MaxEntry > 0 {
 		f.maxEntry = min(f.maxEntry, w.ask.MaxEntry)
 	}
@@ -303,9 +308,10 @@ func (b *branch) lead(d *down) {
 	b.sayWants() // the owner takes it that nobody waits until it hears of it
 }
 
-// pass is a stream that those can go on with who take one.
+// pass is a stream that those can go on with who take one, unless it was invalidated: who waits may have come
+// after that.
 func (b *branch) pass(t *tape) {
-	if b.tape != nil {
+	if b.tape != nil && b.e.holds(b.tape) || !b.e.holds(t) {
 		return
 	}
 	b.tape = t
@@ -360,8 +366,8 @@ func (f *Fill) begin(contentType string) {
 	if f.tape != nil {
 		return
 	}
-	f.tape = &tape{contentType: contentType}
-	f.b.say(&up{kind: upBegin, token: f.token, contentType: contentType})
+	f.tape = &tape{contentType: contentType, about: f.about}
+	f.b.say(&up{kind: upBegin, token: f.token, contentType: contentType, about: f.about})
 	f.b.pass(f.tape)
 	f.b.restate()
 }
@@ -378,6 +384,7 @@ func (f *Fill) write(p []byte) {
 	f.large, f.others = true, false
 	f.endTape(ErrBroken)
 	f.b.say(&up{kind: upUnshareable, token: f.token, cut: true})
+	f.b.e.referee.ending(f.b.id.key, f.token, true, true, f.b.e.cfg.Now())
 	f.b.finish(Turn{Kind: TurnPass})
 }
 
@@ -412,6 +419,8 @@ func (f *Fill) conclude(u *up, err error) {
 	}
 	if !u.late {
 		b.say(u)
+		passes := u.kind == upUnshareable
+		b.e.referee.ending(b.id.key, f.token, passes || u.kind == upStore || u.kind == upShare, passes, b.e.cfg.Now())
 	}
 	b.restate()
 }

@@ -118,6 +118,7 @@ func NewExact(cfg Config) (*Exact, error) {
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.referee = referee{
 		flights: map[Key]*flight{}, passes: map[Key]int64{},
+		valid:  cfg.Valid,
 		token:  func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
 		handed: func(reason string) { e.met.handovers.WithLabelValues(reason).Inc() },
 	}
@@ -169,7 +170,12 @@ func (e *Exact) Close() {
 
 // Ask is one request's interest in an answer. It must not change while Join runs.
 type Ask struct {
-	Key  Key
+	Key Key
+	// Tenant and Tags are what the answer is known to depend on before there is one: whoever comes after one of
+	// them was invalidated does not follow the stream of one who came before.
+	Tenant string
+	Tags   []string
+
 	Live bool // another's stream will do: the Turn may be TurnLive
 	// Refresh: nothing stored will do. An answer that is on its way will.
 	Refresh bool
@@ -317,6 +323,7 @@ type Fill struct {
 	b        *branch
 	token    uint64
 	stamp    uint64
+	about    *Entry // what is known of the answer: its key, tenant, tags and stamp
 	since    int64
 	maxEntry int64
 	ended    atomic.Bool
@@ -383,8 +390,8 @@ func (f *Fill) Write(p []byte) {
 }
 
 // Store ends the fill: the answer is whole, and may be stored. Key, Stamp, Delta and Age are set here,
-// and its life gets its jitter. What is larger than MaxEntry is shared only; what was invalidated meanwhile
-// is as if it had been abandoned.
+// and its life gets its jitter. What is larger than MaxEntry is shared only. What was invalidated meanwhile is for
+// those who read it as it passed: they get io.EOF, and the next who waits leads.
 func (f *Fill) Store(en *Entry) { f.whole(upStore, en) }
 
 // Share ends the fill: the answer is whole, goes to those who wait now, and is not stored.
@@ -420,7 +427,7 @@ func (f *Fill) last(u *up, tape error) {
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()
 	if u.entry != nil && !f.e.cfg.Valid(u.entry) { // since it was stored: who joined after that must not get it
-		u = &up{kind: upAbandon, counts: true}
+		u = &up{kind: upAbandon, invalid: true}
 	}
 	f.conclude(u, tape)
 }
@@ -445,8 +452,13 @@ func (f *Fill) Failed(x Failure) {
 	f.end(&up{kind: upFailed, failure: x}, io.EOF)
 }
 
-// Abandon ends the fill: there was no answer. The next who waits leads; after two that count all pass.
+// Abandon ends the fill: there was no answer. The next who waits leads; after two that count all pass, and after
+// eight that do not.
 func (f *Fill) Abandon(counts bool) { f.end(&up{kind: upAbandon, counts: counts}, ErrBroken) }
+
+// Refused ends the fill: its request was refused before the model was asked. The next who waits leads, and nothing
+// is counted, so that any number of them may come before one that is not refused.
+func (f *Fill) Refused() { f.end(&up{kind: upAbandon, unasked: true}, ErrBroken) }
 
 // statusBroken is that of a Failure which no model has worded: streams broke off.
 const statusBroken = 502

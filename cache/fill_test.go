@@ -973,6 +973,181 @@ func TestInvalidated(t *testing.T) {
 	})
 }
 
+// TestEndsAtOnce: who asks this node after a lead of its own flight has ended has no part in it, though the
+// end may still be on its way.
+func TestEndsAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(*Fill, *Entry)
+		want TurnKind
+	}{
+		"stored":      {(*Fill).Store, TurnLead},
+		"shared":      {(*Fill).Share, TurnLead},
+		"unshareable": {func(f *Fill, _ *Entry) { f.Unshareable() }, TurnPass},
+		"too large":   {func(f *Fill, _ *Entry) { f.Write(make([]byte, maxFlight+1)) }, TurnPass},
+		"broken":      {func(f *Fill, _ *Entry) { f.Broken() }, TurnLead},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				n := newWorld(t, 2).nodes[0]
+				for i := range 30 {
+					k := fillKey(fmt.Sprint(i))
+					first, err := n.Join(n.ctx, &Ask{Key: k, Live: true})
+					if err != nil || first.Kind != TurnLead {
+						t.Fatal(first.Kind, err)
+					}
+					first.Fill.Begin("text/event-stream")
+					first.Fill.Write([]byte("x"))
+					c.end(first.Fill, answerFor(k))
+					second, err := n.Join(n.ctx, &Ask{Key: k, Live: true, Refresh: true})
+					if err != nil || second.Kind != c.want {
+						t.Fatalf("%d: turn %d, %v", i, second.Kind, err)
+					}
+					if second.Fill != nil {
+						second.Fill.Store(answerFor(k))
+					}
+					first.Fill.Abandon(true)
+				}
+			})
+		})
+	}
+}
+
+// TestEndsForThoseBefore: who waits as a lead of this very node ends is answered by it, also where it says
+// more before it hears of that.
+func TestEndsForThoseBefore(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[0], 1, Ask{Key: k})
+		f := c.lead()
+		c.join(w.nodes[1], 5, Ask{Key: k})
+		c.join(w.nodes[2], 5, Ask{Key: k})
+		synctest.Wait()
+		w.nodes[0].held(func() { // as if the last word were on its way
+			w.nodes[0].referee.ending(k, f.token, true, false, wallNow())
+		})
+		c.join(w.nodes[1], 5, Ask{Key: k, Live: true})
+		synctest.Wait()
+		f.Store(answerFor(k))
+		c.want(turnedLead, 1, turnedHit, 15)
+	})
+}
+
+// TestEndsWithoutAnAnswer: those for whom a flight was over, and who then get nothing of it, ask anew.
+func TestEndsWithoutAnAnswer(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		c.join(w.nodes[0], 1, Ask{Key: k})
+		f := c.lead()
+		c.join(w.nodes[1], 5, Ask{Key: k})
+		synctest.Wait()
+		w.nodes[0].held(func() { w.nodes[0].referee.ending(k, f.token, true, false, wallNow()) })
+		f.Abandon(true)
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 4)
+	})
+}
+
+// TestRefused: any number of requests that were refused before the model was asked may come before one that is not.
+func TestRefused(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		c := newCrowd(w)
+		for range 3 * maxGiven {
+			c.join(w.nodes[0], 1, Ask{Key: k})
+			c.join(w.nodes[1], 1, Ask{Key: k})
+		}
+		for range 4 * maxGiven {
+			c.lead().Refused()
+		}
+		c.lead().Store(answerFor(k))
+		c.want(turnedLead, 4*maxGiven+1, turnedHit, 2*maxGiven-1)
+	})
+}
+
+// TestInvalidatedStream: who asks after a tag of the request was invalidated does not follow a stream that began
+// before, on any node; who followed before has it to its end; and nobody gets it as an answer.
+func TestInvalidatedStream(t *testing.T) {
+	for _, late := range []bool{false, true} { // it begins after that
+		for leader := range 3 {
+			t.Run(fmt.Sprint(leader, late), func(t *testing.T) {
+				fillTest(t, func(t *testing.T) { testInvalidatedStream(t, leader, late) })
+			})
+		}
+	}
+}
+
+func testInvalidatedStream(t *testing.T, leader int, late bool) {
+	w, k := newWorld(t, 3), fillKey("q")
+	ask := Ask{Key: k, Live: true, Tenant: "acme", Tags: []string{"doc"}}
+	before, after := newCrowd(w), newCrowd(w)
+	before.join(w.nodes[leader], 1, ask)
+	f := before.lead()
+	begin := func() {
+		f.Begin("text/event-stream")
+		f.Write([]byte("old "))
+		synctest.Wait()
+	}
+	followers := 0
+	if !late {
+		begin()
+		for _, n := range w.nodes {
+			before.join(n, 2, ask)
+		}
+		followers = 6
+		synctest.Wait()
+	}
+	w.invalidate("doc")
+	for _, n := range w.nodes {
+		after.join(n, 2, ask)
+		asked := ask
+		asked.Live = false
+		after.join(n, 1, asked)
+	}
+	synctest.Wait()
+	if late {
+		begin()
+	}
+	second := after.lead() // while the first goes on
+	second.Begin("text/event-stream")
+	second.Write([]byte("new"))
+	synctest.Wait()
+	f.Write([]byte("end"))
+	old := answerFor(k)
+	old.Tenant, old.Tags = ask.Tenant, ask.Tags
+	f.Store(old)
+	synctest.Wait()
+	fresh := answerFor(k)
+	fresh.Tenant, fresh.Tags = ask.Tenant, ask.Tags
+	second.Store(fresh)
+	before.want(turnedLead, 1, turnedLive, followers)
+	after.wg.Wait()
+	if after.turns[TurnLead] != 1 || after.turns[TurnLive]+after.turns[TurnHit] != 8 || after.errs > 0 {
+		t.Errorf("who came after: %v, %d errors", after.turns, after.errs)
+	}
+	for _, turn := range before.got {
+		if turn.Kind != TurnLive {
+			continue
+		}
+		if got, err := readAll(turn.Live); err != nil || string(got) != "old end" {
+			t.Errorf("who came before has %q, %v", got, err)
+		}
+	}
+	for _, turn := range after.got {
+		switch turn.Kind {
+		case TurnLive:
+			if got, err := readAll(turn.Live); err != nil || string(got) != "new" {
+				t.Errorf("who came after has %q, %v", got, err)
+			}
+		case TurnHit:
+			if turn.Hit.Stamp != 2 {
+				t.Errorf("who came after has an answer of before")
+			}
+		}
+	}
+}
+
 // TestDeafOwner has not heard of an invalidation that the others have: they do not take its word.
 func TestDeafOwner(t *testing.T) {
 	fillTest(t, func(t *testing.T) {
@@ -1140,6 +1315,8 @@ func TestBadPeers(t *testing.T) {
 		"no entry":          {leads, {Kind: pb.Up_STORE, Token: 7}},
 		"a foreign entry":   {leads, {Kind: pb.Up_STORE, Token: 7, Entry: foreign}},
 		"no status":         {leads, {Kind: pb.Up_FAILED, Token: 7}},
+		"about another":     {leads, {Kind: pb.Up_BEGIN, Token: 7, Entry: foreign}},
+		"about nothing":     {leads, {Kind: pb.Up_BEGIN, Token: 7, Entry: &pb.Entry{Key: []byte("short")}}},
 		"a long type":       {leads, {Kind: pb.Up_BEGIN, Token: 7, ContentType: make([]byte, 1<<16)}},
 		"a negative length": {leads, {Kind: pb.Up_STORE, Token: 7, Entry: &pb.Entry{Key: k[:], Ttl: -1}}},
 	} {
@@ -1207,6 +1384,7 @@ func TestBadOwner(t *testing.T) {
 	hit := Hit{Entry: foreign}
 	for name, d := range map[string]*down{
 		"stored": {kind: downHit, hit: hit, stored: true, keep: true},
+		"stream": {kind: downBegin, token: 7, about: &Entry{Key: other}},
 		"live":   {kind: downHit, hit: hit},
 		"lead":   {kind: downLead, token: 7, hit: hit},
 		"failed": {kind: downFailed, failure: Failure{Status: 500}, hit: hit},

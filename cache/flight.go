@@ -34,7 +34,8 @@ type referee struct {
 	flights  map[Key]*flight
 	passes   map[Key]int64 // until when a key's answers are known not to be shared
 	sessions int
-	token    func() uint64 // unique in the cluster, not 0
+	valid    func(*Entry) bool // whether nothing that it depends on was invalidated
+	token    func() uint64     // unique in the cluster, not 0
 	handed   func(reason string)
 }
 
@@ -56,9 +57,12 @@ type lead struct {
 	token  uint64
 	by     *session
 	since  int64
-	for_   int64 // how long it may be silent
-	tape   *tape // what it published; nil: it has not begun
-	others bool  // what its node was told
+	for_   int64  // how long it may be silent
+	tape   *tape  // what it published; nil: it has not begun
+	about  *Entry // what its stream depends on, without a body; nil: not known
+	flows  bool   // others follow it, or did
+	ending bool   // its last word is on its way: nobody begins to follow it
+	others bool   // what its node was told
 	told   bool
 }
 
@@ -168,25 +172,29 @@ func (r *referee) wants(s *session, waits, live bool, now int64) {
 	switch {
 	case !waits:
 		f.unqueue(s)
+	case s.queued:
 	case f.over: // the answer was there before its node knew of those who wait now
 		s.waits = false
 		s.say(&down{kind: downAgain})
-	case !s.queued:
+	default:
 		s.queued = true
 		f.queue = append(f.queue, s)
 	}
-	f.follow(s)
+	r.follow(f, s)
 	r.settle(f, now)
 }
 
+// holds says whether nothing is known to be invalidated of what a lead's answer depends on.
+func (r *referee) holds(l *lead) bool { return l.about == nil || r.valid(l.about) }
+
 // follow has a session that wants to get the stream, or not any more.
-func (f *flight) follow(s *session) {
+func (r *referee) follow(f *flight, s *session) {
 	switch {
 	case !s.live:
 		s.follows = nil
-	case s.follows == nil && f.live != nil && f.live.by != s:
+	case s.follows == nil && f.live != nil && f.live.by != s && !f.live.ending && r.holds(f.live):
 		s.follows = f.live
-		s.say(&down{kind: downBegin, token: f.live.token, contentType: f.live.tape.contentType})
+		s.say(&down{kind: downBegin, token: f.live.token, contentType: f.live.tape.contentType, about: f.live.about})
 		for _, c := range f.live.tape.all() {
 			s.say(&down{kind: downData, token: f.live.token, data: c})
 		}
@@ -203,6 +211,13 @@ func (f *flight) unqueue(s *session) {
 // settle gives the lead where nobody has it, tells leaders whether somebody waits, and ends a flight that
 // nobody is interested in.
 func (r *referee) settle(f *flight, now int64) {
+	if l := f.lock; l != nil && len(f.queue) > 0 && f.given < maxGiven && !f.over && !r.holds(l) {
+		f.lock = nil // what it comes to is not for those who wait
+		r.handed(handInvalid)
+	}
+	if f.over && len(f.leads) == 0 && len(f.queue) > 0 { // the answer that it was over for did not come
+		r.answer(f, &down{kind: downAgain})
+	}
 	for f.lock == nil && len(f.queue) > 0 && !f.over {
 		if f.given >= maxGiven {
 			r.answer(f, &down{kind: downPass})
@@ -232,8 +247,12 @@ func (r *referee) give(f *flight, s *session, now int64) {
 	s.say(&down{kind: downLead, token: f.lock.token})
 }
 
-// slow lets the next of the queue try too, where the one that leads has published nothing for long.
+// slow lets the next of the queue try too, where the one that leads has published nothing for long, or what
+// was invalidated meanwhile.
 func (r *referee) slow(f *flight, now int64) {
+	if f.lock != nil && !r.holds(f.lock) {
+		r.settle(f, now)
+	}
 	if l := f.lock; l != nil && l.tape == nil && now-l.since >= l.for_ && len(f.queue) > 0 && f.given < maxGiven {
 		f.lock = nil
 		r.handed(handSlow)
@@ -273,17 +292,37 @@ func (s *session) of(token uint64) *lead {
 	return nil
 }
 
+// ending is called as soon as a lead of this node has said its last word, which may be on its way for a moment:
+// who comes from now on has no part in it. over: it is the answer to all. passes: nobody may have it.
+func (r *referee) ending(k Key, token uint64, over, passes bool, now int64) {
+	f := r.flights[k]
+	if f == nil {
+		return
+	}
+	i := slices.IndexFunc(f.leads, func(l *lead) bool { return l.token == token && l.by.self })
+	if i < 0 {
+		return // its flight is another node's
+	}
+	f.leads[i].ending = true
+	if passes {
+		r.pass(k, now)
+	}
+	if over {
+		r.finish(f)
+	}
+}
+
 // begin is the head of a stream that others may follow.
-func (r *referee) begin(l *lead, contentType string, now int64) {
+func (r *referee) begin(l *lead, contentType string, about *Entry, now int64) {
 	f := l.by.flight
 	if l.tape != nil {
 		return
 	}
-	l.tape = &tape{contentType: contentType}
-	if f.live == nil {
-		f.live = l
+	l.tape, l.about = &tape{contentType: contentType}, about
+	if f.live == nil || !r.holds(f.live) {
+		f.live, l.flows = l, true
 		for _, s := range f.sessions {
-			f.follow(s)
+			r.follow(f, s)
 		}
 	}
 	r.settle(f, now)
@@ -293,7 +332,7 @@ func (r *referee) begin(l *lead, contentType string, now int64) {
 // the others.
 func (r *referee) data(l *lead, p []byte, now int64) {
 	f := l.by.flight
-	if l.tape == nil || f.live != l {
+	if l.tape == nil || !l.flows {
 		return
 	}
 	if !l.tape.add(p) {
@@ -362,6 +401,20 @@ func (r *referee) failed(l *lead, counts, whole bool, x Failure, reason string, 
 		r.handed(reason)
 	}
 	r.settle(f, now)
+}
+
+// abandoned is a lead without an answer, or with one that does not hold any more, which counts as none: the
+// next leads. One that did not even ask the model is as if it had not been given.
+func (r *referee) abandoned(l *lead, u *up, now int64) {
+	switch {
+	case u.invalid:
+		r.failed(l, false, true, Failure{}, handInvalid, now)
+	case u.unasked:
+		l.by.flight.given = max(l.by.flight.given-1, 0)
+		r.failed(l, false, false, Failure{}, handGivenUp, now)
+	default:
+		r.failed(l, u.counts, false, Failure{}, handGivenUp, now)
+	}
 }
 
 // leave is the end of a session: what it leads is lost.

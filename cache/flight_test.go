@@ -15,7 +15,7 @@ func TestReferee(t *testing.T) {
 		m := &refereeMachine{t: t, heard: map[*session]*heardOf{}}
 		var tokens uint64
 		m.r = &referee{
-			flights: map[Key]*flight{}, passes: map[Key]int64{}, handed: func(string) {},
+			flights: map[Key]*flight{}, passes: map[Key]int64{}, handed: func(string) {}, valid: func(e *Entry) bool { return e.Stamp >= m.floor },
 			token: func() uint64 { tokens++; return tokens },
 		}
 		t.Repeat(map[string]func(*rapid.T){
@@ -23,9 +23,17 @@ func TestReferee(t *testing.T) {
 			"join":   func(*rapid.T) { m.join() },
 			"wants":  func(*rapid.T) { m.wants() },
 			"leave":  func(*rapid.T) { m.leave() },
-			"begin":  func(*rapid.T) { m.onLead(func(l *lead) { m.r.begin(l, "c", m.now) }) },
+			"begin":  func(*rapid.T) { m.onLead(func(l *lead) { m.r.begin(l, "c", &Entry{Stamp: m.floor}, m.now) }) },
 			"data":   func(*rapid.T) { m.onLead(func(l *lead) { m.r.data(l, []byte{1}, m.now) }) },
 			"end":    func(*rapid.T) { m.onLead(m.end) },
+			"ending": func(*rapid.T) { m.onLead(m.ending) },
+			"invalidate": func(*rapid.T) {
+				m.floor++
+				for _, f := range m.r.flights {
+					m.r.slow(f, m.now)
+				}
+				m.hear()
+			},
 			"resume": func(*rapid.T) { m.resume() },
 			"time": func(t *rapid.T) {
 				m.now += rapid.Int64Range(0, 2*int64(leadUsually)).Draw(t, "passes")
@@ -45,6 +53,7 @@ type refereeMachine struct {
 	t        *rapid.T
 	r        *referee
 	now      int64
+	floor    uint64 // the least stamp that is valid
 	resumed  uint64
 	sessions []*session
 	heard    map[*session]*heardOf
@@ -72,7 +81,7 @@ func (m *refereeMachine) join() {
 }
 
 func (m *refereeMachine) add(ask asked, waits bool) {
-	s := newSession(false)
+	s := newSession(rapid.Bool().Draw(m.t, "self"))
 	s.want(ask)
 	h := &heardOf{waits: waits, live: rapid.Bool().Draw(m.t, "live"), leads: ask.leads}
 	m.sessions = append(m.sessions, s)
@@ -133,7 +142,7 @@ func (m *refereeMachine) onLead(do func(*lead)) {
 }
 
 func (m *refereeMachine) end(l *lead) {
-	switch rapid.IntRange(0, 4).Draw(m.t, "how") {
+	switch rapid.IntRange(0, 6).Draw(m.t, "how") {
 	case 0:
 		m.r.done(l, &Entry{}, true, m.now)
 	case 1:
@@ -144,7 +153,16 @@ func (m *refereeMachine) end(l *lead) {
 		m.r.failed(l, false, false, Failure{}, handGivenUp, m.now)
 	case 4:
 		m.r.failed(l, true, false, Failure{Status: statusBroken}, handBroken, m.now)
+	case 5:
+		m.r.abandoned(l, &up{unasked: true}, m.now)
+	case 6:
+		m.r.abandoned(l, &up{invalid: true}, m.now)
 	}
+}
+
+// ending says that the last word of a lead is on its way.
+func (m *refereeMachine) ending(l *lead) {
+	m.r.ending(Key{1}, l.token, rapid.Bool().Draw(m.t, "over"), rapid.Bool().Draw(m.t, "passes"), m.now)
 }
 
 // hear takes what was sent.
@@ -168,6 +186,11 @@ func (m *refereeMachine) hear() {
 			case downBegin:
 				if !h.live || h.follows != 0 || slices.Contains(h.leads, d.token) {
 					m.t.Fatal("a stream for one that wants none, or has one, or writes it")
+				}
+				for _, l := range s.flight.leads {
+					if l.token == d.token && (l.about != d.about || d.about.Stamp < m.floor || l.ending) {
+						m.t.Fatal("a stream that was invalidated, or has ended, for one that has not got it yet")
+					}
 				}
 				h.follows = d.token
 			case downData, downEnd:
@@ -213,6 +236,8 @@ func (f *flight) wrong(k Key) string {
 		return "the lock is held by a lead that has ended"
 	case f.lock == nil && len(f.queue) > 0:
 		return "somebody waits and nobody leads"
+	case f.given > maxGiven || f.given < 0:
+		return "too many leads were given"
 	case f.live != nil && (f.live.tape == nil || !slices.Contains(f.leads, f.live)):
 		return "a stream without a lead is followed"
 	case len(f.sessions) == 0, len(f.leads) == 0:

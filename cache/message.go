@@ -57,8 +57,11 @@ type up struct {
 	entry       *Entry
 	failure     Failure
 	counts      bool
-	cut         bool // with upUnshareable: the stream is not whole, it was too large to go on with
-	late        bool // the owner does not hear it: the lead was over there
+	unasked     bool   // with upAbandon: the model was not asked
+	invalid     bool   // with upAbandon: whole, but what it depends on was invalidated meanwhile
+	about       *Entry // with upBegin: what the stream depends on, without a body; nil: not known
+	cut         bool   // with upUnshareable: the stream is not whole, it was too large to go on with
+	late        bool   // the owner does not hear it: the lead was over there
 }
 
 // down is what a flight says to a branch. What it points to never changes.
@@ -67,6 +70,7 @@ type down struct {
 	token       uint64
 	others      bool
 	contentType string
+	about       *Entry // with downBegin, as of upBegin
 	data        []byte
 	whole       bool
 	hit         Hit  // Entry is nil where there is none

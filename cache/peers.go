@@ -319,7 +319,7 @@ func (w *wireAsker) recv() (*down, error) {
 		}
 		switch {
 		case d == nil:
-		case d.hit.Entry != nil && d.hit.Key != w.key:
+		case d.hit.Entry != nil && d.hit.Key != w.key, d.about != nil && d.about.Key != w.key:
 			return nil, errors.Join(errMalformed, errors.New("the entry of another key"))
 		default:
 			return d, nil

@@ -199,6 +199,8 @@ func (v *serving) hear(u *up) error {
 		v.asked = true
 		v.join(u)
 		return nil
+	case u.about != nil && u.about.Key != v.s.ask.key:
+		return errors.Join(errMalformed, errors.New("a stream about another key"))
 	case u.entry != nil:
 		return v.whole(u)
 	}
@@ -216,7 +218,7 @@ func (v *serving) hear(u *up) error {
 	}
 	switch u.kind {
 	case upBegin:
-		e.referee.begin(l, u.contentType, now)
+		e.referee.begin(l, u.contentType, u.about, now)
 	case upData:
 		e.referee.data(l, u.data, now)
 	case upUnshareable:
@@ -224,7 +226,7 @@ func (v *serving) hear(u *up) error {
 	case upFailed:
 		e.referee.failed(l, true, true, u.failure, handFailed, now)
 	case upAbandon:
-		e.referee.failed(l, u.counts, false, Failure{}, handGivenUp, now)
+		e.referee.abandoned(l, u, now)
 	case upBroken:
 		e.referee.failed(l, true, false, Failure{Status: statusBroken}, handBroken, now)
 	}
@@ -290,7 +292,7 @@ func (v *serving) whole(u *up) error {
 	case valid:
 		e.referee.done(l, u.entry, u.kind == upStore, e.cfg.Now())
 	default:
-		e.referee.failed(l, true, false, Failure{}, handInvalid, e.cfg.Now())
+		e.referee.failed(l, false, true, Failure{}, handInvalid, e.cfg.Now())
 	}
 	return nil
 }

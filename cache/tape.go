@@ -8,6 +8,7 @@ import (
 // tape is a stream as it passes: chunks that never change, appended until it ends.
 type tape struct {
 	contentType string
+	about       *Entry // what it depends on, without a body; nil: not known
 
 	mu      sync.Mutex
 	chunks  [][]byte

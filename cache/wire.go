@@ -126,6 +126,7 @@ func encodeUps(batch []*up) (out []*pb.Up) {
 		}
 		m := &pb.Up{
 			Kind: pb.Up_Kind(u.kind), Token: u.token, Waits: u.waits, Live: u.live, ContentType: []byte(u.contentType), Counts: u.counts, Cut: u.cut,
+			Unasked: u.unasked, Invalid: u.invalid,
 		}
 		data = nil
 		switch u.kind {
@@ -140,6 +141,9 @@ func encodeUps(batch []*up) (out []*pb.Up) {
 			m.Status, m.ContentType, m.Data = int32(u.failure.Status), []byte(u.failure.ContentType), u.failure.Body
 		}
 		out = append(out, m)
+		if u.about != nil {
+			m.Entry = encodeEntry(u.about, 0)
+		}
 		if u.entry != nil {
 			m.Entry = encodeEntry(u.entry, u.entry.Age)
 			first, rest := cut(u.entry.Body)
@@ -172,6 +176,7 @@ func (d *upDecoder) next(m *pb.Up) (*up, error) {
 	}
 	u := &up{
 		kind: upKind(m.GetKind()), token: m.GetToken(), waits: m.GetWaits(), live: m.GetLive(), counts: m.GetCounts(), cut: m.GetCut(),
+		unasked: m.GetUnasked(), invalid: m.GetInvalid(),
 	}
 	if len(m.GetContentType()) > maxName || len(m.GetData()) > maxData {
 		return nil, errors.New("a content type or a chunk is too large")
@@ -180,6 +185,7 @@ func (d *upDecoder) next(m *pb.Up) (*up, error) {
 	case pb.Up_BEAT, pb.Up_WANTS, pb.Up_UNSHAREABLE, pb.Up_ABANDON, pb.Up_BROKEN:
 	case pb.Up_BEGIN:
 		u.contentType = string(m.GetContentType())
+		return u, decodeAbout(&u.about, m.GetEntry())
 	case pb.Up_DATA:
 		u.data = m.GetData()
 	case pb.Up_ASK:
@@ -223,6 +229,14 @@ func (u *up) decodeAsk(m *pb.Ask) error {
 	return nil
 }
 
+// decodeAbout decodes what a stream depends on, where that is said.
+func decodeAbout(about **Entry, m *pb.Entry) (err error) {
+	if m != nil {
+		*about, err = decodeEntry(m)
+	}
+	return err
+}
+
 func decodeFailure(x *Failure, status int32, contentType, body []byte) error {
 	if status <= 0 || status > 999 || len(body) > maxFailure {
 		return fmt.Errorf("failure: status %d with %d bytes", status, len(body))
@@ -252,6 +266,9 @@ func encodeDowns(batch []*down) (out []*pb.Down) {
 			m.Status, m.ContentType, m.Data = int32(d.failure.Status), []byte(d.failure.ContentType), d.failure.Body
 		}
 		out = append(out, m)
+		if d.about != nil {
+			m.Entry = encodeEntry(d.about, 0)
+		}
 		if d.hit.Entry != nil {
 			m.Entry = encodeEntry(d.hit.Entry, d.hit.Age)
 			first, rest := cut(d.hit.Body)
@@ -293,7 +310,7 @@ func (d *downDecoder) next(m *pb.Down) (*down, error) {
 		return n, nil
 	case pb.Down_BEGIN:
 		n.contentType = string(m.GetContentType())
-		return n, nil
+		return n, decodeAbout(&n.about, m.GetEntry())
 	case pb.Down_DATA:
 		n.data = m.GetData()
 		return n, nil

@@ -30,7 +30,7 @@ const (
 	Up_BEAT        Up_Kind = 0
 	Up_ASK         Up_Kind = 1 // the first, with wants
 	Up_WANTS       Up_Kind = 2
-	Up_BEGIN       Up_Kind = 3 // a stream of content_type began; data may follow
+	Up_BEGIN       Up_Kind = 3 // a stream of content_type began; data may follow; entry, without a body: what it depends on
 	Up_DATA        Up_Kind = 4
 	Up_STORE       Up_Kind = 5 // whole: entry
 	Up_SHARE       Up_Kind = 6 // whole, for those in flight only: entry
@@ -106,7 +106,7 @@ const (
 	Down_BEAT   Down_Kind = 0
 	Down_LEAD   Down_Kind = 1 // one of the node's requests is to ask the model, by token; entry: what may be served where that fails
 	Down_OTHERS Down_Kind = 2 // whether requests of other nodes wait for token's answer
-	Down_BEGIN  Down_Kind = 3 // token's stream of content_type began
+	Down_BEGIN  Down_Kind = 3 // token's stream of content_type began; entry, without a body: what it depends on
 	Down_DATA   Down_Kind = 4
 	Down_END    Down_Kind = 5 // of token's stream; whole, or not
 	Down_HIT    Down_Kind = 6 // entry
@@ -448,7 +448,9 @@ type Up struct {
 	Rest          uint64                 `protobuf:"varint,9,opt,name=rest,proto3" json:"rest,omitempty"` // bytes of the entry's body that follow
 	Status        int32                  `protobuf:"varint,10,opt,name=status,proto3" json:"status,omitempty"`
 	Counts        bool                   `protobuf:"varint,11,opt,name=counts,proto3" json:"counts,omitempty"`
-	Cut           bool                   `protobuf:"varint,12,opt,name=cut,proto3" json:"cut,omitempty"` // with UNSHAREABLE: the stream is not whole, it was too large to go on with
+	Cut           bool                   `protobuf:"varint,12,opt,name=cut,proto3" json:"cut,omitempty"`         // with UNSHAREABLE: the stream is not whole, it was too large to go on with
+	Unasked       bool                   `protobuf:"varint,13,opt,name=unasked,proto3" json:"unasked,omitempty"` // with ABANDON: the model was not asked
+	Invalid       bool                   `protobuf:"varint,14,opt,name=invalid,proto3" json:"invalid,omitempty"` // with ABANDON: the answer is whole, but was invalidated meanwhile
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -563,6 +565,20 @@ func (x *Up) GetCounts() bool {
 func (x *Up) GetCut() bool {
 	if x != nil {
 		return x.Cut
+	}
+	return false
+}
+
+func (x *Up) GetUnasked() bool {
+	if x != nil {
+		return x.Unasked
+	}
+	return false
+}
+
+func (x *Up) GetInvalid() bool {
+	if x != nil {
+		return x.Invalid
 	}
 	return false
 }
@@ -895,7 +911,7 @@ const file_cache_cachepb_cache_proto_rawDesc = "" +
 	"\x05early\x18\x03 \x01(\bR\x05early\x12\x10\n" +
 	"\x03age\x18\x04 \x01(\x03R\x03age\x12\x19\n" +
 	"\blead_for\x18\x05 \x01(\x03R\aleadFor\x12\x14\n" +
-	"\x05leads\x18\x06 \x03(\x06R\x05leads\"\xed\x03\n" +
+	"\x05leads\x18\x06 \x03(\x06R\x05leads\"\xa1\x04\n" +
 	"\x02Up\x12.\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1a.headgate.cache.v1.Up.KindR\x04kind\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x06R\x05token\x12(\n" +
@@ -909,7 +925,9 @@ const file_cache_cachepb_cache_proto_rawDesc = "" +
 	"\x06status\x18\n" +
 	" \x01(\x05R\x06status\x12\x16\n" +
 	"\x06counts\x18\v \x01(\bR\x06counts\x12\x10\n" +
-	"\x03cut\x18\f \x01(\bR\x03cut\"\x8f\x01\n" +
+	"\x03cut\x18\f \x01(\bR\x03cut\x12\x18\n" +
+	"\aunasked\x18\r \x01(\bR\aunasked\x12\x18\n" +
+	"\ainvalid\x18\x0e \x01(\bR\ainvalid\"\x8f\x01\n" +
 	"\x04Kind\x12\b\n" +
 	"\x04BEAT\x10\x00\x12\a\n" +
 	"\x03ASK\x10\x01\x12\t\n" +

@@ -156,7 +156,9 @@ func kept(h *cache.Hit) *proxy.Cached {
 
 // Join see proxy.Cache.
 func (a answers) Join(ctx context.Context, ask *proxy.CacheAsk) (proxy.CacheTurn, error) {
-	t, err := a.Exact.Join(ctx, &cache.Ask{Key: ask.Key, Live: ask.Live, Refresh: ask.Refresh, Early: ask.Early, Age: ask.Age, MaxEntry: ask.MaxEntry, LeadFor: ask.LeadFor})
+	t, err := a.Exact.Join(ctx, &cache.Ask{
+		Key: ask.Key, Tenant: ask.Tenant, Tags: ask.Tags, Live: ask.Live, Refresh: ask.Refresh, Early: ask.Early, Age: ask.Age, MaxEntry: ask.MaxEntry, LeadFor: ask.LeadFor,
+	})
 	if err != nil {
 		return proxy.CacheTurn{}, err
 	}
@@ -194,8 +196,10 @@ func (f fill) End(e proxy.FillEnd) {
 		f.Failed(cache.Failure(e.Failure))
 	case proxy.FillBroken:
 		f.Broken()
-	case proxy.FillRefused, proxy.FillUnasked:
+	case proxy.FillRefused:
 		f.Abandon(false)
+	case proxy.FillUnasked:
+		f.Refused()
 	default:
 		f.Abandon(true)
 	}
