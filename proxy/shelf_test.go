@@ -155,6 +155,8 @@ func (f shelfFill) End(e proxy.FillEnd) {
 		f.Failed(cache.Failure(e.Failure))
 	case proxy.FillBroken:
 		f.Broken()
+	case proxy.FillUnasked:
+		f.Refused()
 	default:
 		f.Abandon(e.Kind != proxy.FillRefused)
 	}
