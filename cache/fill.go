@@ -85,7 +85,7 @@ type entries interface {
 	Stale(key Key, now int64) (Hit, bool)
 	Put(e *Entry) bool
 	PutCopy(h Hit) bool
-	Release(key Key)
+	Release(key Key, pause time.Duration)
 	Stats() Stats
 }
 
@@ -422,7 +422,11 @@ func (f *Fill) whole(kind upKind, en *Entry) {
 // last ends the fill.
 func (f *Fill) last(u *up, tape error) {
 	if u.kind != upStore && f.b.id.kind == asEarly {
-		f.e.cfg.Store.Release(f.b.id.key) // the next who finds it may refresh it
+		pause := refreshPause
+		if u.unasked {
+			pause = 0
+		}
+		f.e.cfg.Store.Release(f.b.id.key, pause)
 	}
 	f.e.mu.Lock()
 	defer f.e.mu.Unlock()

@@ -762,6 +762,48 @@ func TestEarly(t *testing.T) {
 	})
 }
 
+// TestFailedRefresh: a model that fails is not asked by every hit of what is stale. One that was not even asked
+// may be by the next.
+func TestFailedRefresh(t *testing.T) {
+	for owner, name := range []string{"the owner's", "another node's"} {
+		t.Run(name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w, k := newWorld(t, 2), fillKey("q")
+				n := w.nodes[owner]
+				en := answerFor(k)
+				en.Key, en.Stamp, en.Life = k, 1, Life{TTL: time.Minute, Stale: time.Hour}
+				n.shelf.Put(en)
+				time.Sleep(2 * time.Minute)
+				refresh := func(end func(*Fill)) {
+					t.Helper()
+					h, ok := n.Look(k)
+					if !ok || !h.Refresh {
+						t.Fatalf("nobody is to refresh it: %v", ok)
+					}
+					turn, err := n.Join(n.ctx, &Ask{Key: k, Early: true, Age: h.Age})
+					if err != nil || turn.Kind != TurnLead {
+						t.Fatal(turn.Kind, err)
+					}
+					end(turn.Fill)
+					synctest.Wait()
+				}
+				refresh((*Fill).Refused)
+				for _, end := range []func(*Fill){
+					func(f *Fill) { f.Failed(Failure{Status: 500}) }, func(f *Fill) { f.Abandon(true) }, func(f *Fill) { f.Abandon(false) }, (*Fill).Unshareable,
+				} {
+					refresh(end)
+					time.Sleep(refreshPause - time.Millisecond)
+					if h, ok := n.Look(k); !ok || h.Refresh {
+						t.Errorf("it is asked again at once: %v", ok)
+					}
+					time.Sleep(2 * passFor) // what is unshareable is over by then
+				}
+				refresh((*Fill).Refused)
+			})
+		})
+	}
+}
+
 // TestStale goes with the lead: it is what to serve where the model fails.
 func TestStale(t *testing.T) {
 	fillTest(t, func(t *testing.T) {
@@ -1027,9 +1069,13 @@ func TestEndsForThoseBefore(t *testing.T) {
 			w.nodes[0].referee.ending(k, f.token, true, false, wallNow())
 		})
 		c.join(w.nodes[1], 5, Ask{Key: k, Live: true})
+		c.join(w.nodes[0], 1, Ask{Key: k, Refresh: true})
+		after := c.lead() // it has no part in what has ended
 		synctest.Wait()
 		f.Store(answerFor(k))
-		c.want(turnedLead, 1, turnedHit, 15)
+		synctest.Wait()
+		after.Store(answerFor(k))
+		c.want(turnedLead, 2, turnedHit, 15)
 	})
 }
 
@@ -1076,6 +1122,66 @@ func TestInvalidatedStream(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestInvalidatedWaits: who waits for the answer that a stream will come to does not wait for its end, nor is
+// anything needed for that but time; and the next stream is followed in the place of the one before.
+func TestInvalidatedWaits(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 2), fillKey("q")
+		ask := Ask{Key: k, Tenant: "acme", Tags: []string{"doc"}}
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, ask)
+		f := c.lead()
+		f.Begin("text/event-stream")
+		c.join(w.nodes[1], 1, ask)
+		synctest.Wait()
+		w.invalidate("doc")
+		time.Sleep(2 * beatEvery)
+		if len(c.leads) == 0 {
+			t.Error("it waits for what it will not get")
+		}
+		second := c.lead()
+		second.Begin("text/event-stream")
+		second.Write([]byte("new"))
+		ask.Live = true
+		c.join(w.nodes[1], 3, ask)
+		synctest.Wait()
+		second.Store(answerFor(k))
+		f.Abandon(true)
+		c.want(turnedLead, 2, turnedLive, 3)
+		for _, turn := range c.got {
+			if turn.Kind == TurnLive {
+				if got, err := readAll(turn.Live); err != nil || string(got) != "new" {
+					t.Errorf("%q, %v", got, err)
+				}
+			}
+		}
+		if got := w.nodes[0].count("headgate_cache_handovers_total", handInvalid); got != 1 {
+			t.Errorf("%v handovers are counted", got)
+		}
+	})
+}
+
+// TestInvalidatedAfterTheOwnerDied: what a stream depends on is known to the successor, too.
+func TestInvalidatedAfterTheOwnerDied(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		ask := Ask{Key: k, Live: true, Tenant: "acme", Tags: []string{"doc"}}
+		c := newCrowd(w)
+		c.join(w.nodes[1], 1, ask)
+		f := c.lead()
+		f.Begin("text/event-stream")
+		f.Write([]byte("old"))
+		synctest.Wait()
+		w.nodes[0].kill()
+		time.Sleep(time.Second)
+		w.invalidate("doc")
+		c.join(w.nodes[2], 1, ask)
+		c.lead().Store(answerFor(k))
+		f.Abandon(true)
+		c.want(turnedLead, 2)
+	})
 }
 
 func testInvalidatedStream(t *testing.T, leader int, late bool) {
@@ -1606,7 +1712,7 @@ func benchExact(b *testing.B, ring func(Key) []string, client func(string) (grpc
 		ring = func(Key) []string { return nil }
 		client = func(string) (grpc.ClientConnInterface, error) { return nil, net.ErrClosed }
 	}
-	s := &shelf{now: wallNow, valid: func(*Entry) bool { return true }, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]bool{}}
+	s := &shelf{now: wallNow, valid: func(*Entry) bool { return true }, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]int64{}}
 	e, err := NewExact(Config{
 		Store: s, Ring: ring, Client: client, Valid: func(*Entry) bool { return true },
 		Stamp: func() uint64 { return 5 }, Now: wallNow, Rand: rand.New(rand.NewPCG(1, 1)),

@@ -36,7 +36,7 @@ type shelf struct {
 	valid  func(*Entry) bool
 	filled map[Key]int64
 	what   map[Key]*Entry
-	claims map[Key]bool
+	claims map[Key]int64 // until when
 	puts   int
 }
 
@@ -55,8 +55,9 @@ func (s *shelf) Get(k Key, now int64) (Hit, bool) {
 	h, ok := s.find(k, now, func(l Life) time.Duration { return l.Stale })
 	if ok && h.Stale {
 		s.mu.Lock()
-		h.Refresh = !s.claims[k]
-		s.claims[k] = true
+		if h.Refresh = now >= s.claims[k]; h.Refresh {
+			s.claims[k] = now + int64(refreshFor)
+		}
 		s.mu.Unlock()
 	}
 	return h, ok
@@ -87,7 +88,7 @@ func (s *shelf) Put(e *Entry) bool {
 	defer s.mu.Unlock()
 	c := *e
 	c.Body = bytes.Clone(e.Body)
-	s.what[e.Key], s.filled[e.Key], s.claims[e.Key] = &c, s.now()-int64(e.Age), false
+	s.what[e.Key], s.filled[e.Key], s.claims[e.Key] = &c, s.now()-int64(e.Age), 0
 	s.puts++
 	return true
 }
@@ -98,10 +99,10 @@ func (s *shelf) PutCopy(h Hit) bool {
 	return !h.Stale && s.Put(&c)
 }
 
-func (s *shelf) Release(k Key) {
+func (s *shelf) Release(k Key, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.claims[k] = false
+	s.claims[k] = min(s.claims[k], s.now()+int64(pause))
 }
 
 func (s *shelf) Stats() Stats {
@@ -180,7 +181,7 @@ func (n *peerNode) start() {
 	n.dead = false
 	n.mu.Unlock()
 	n.reg = prometheus.NewRegistry()
-	n.shelf = &shelf{now: wallNow, valid: n.valid, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]bool{}}
+	n.shelf = &shelf{now: wallNow, valid: n.valid, filled: map[Key]int64{}, what: map[Key]*Entry{}, claims: map[Key]int64{}}
 	e, err := NewExact(Config{
 		Store: n.shelf, Ring: n.ringOf, Client: n.client, Valid: n.valid, Stamp: n.w.stamp.Load, Now: wallNow,
 		Rand: rand.New(rand.NewPCG(uint64(n.index), 7)), Registerer: n.reg,

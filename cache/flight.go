@@ -211,7 +211,7 @@ func (f *flight) unqueue(s *session) {
 // settle gives the lead where nobody has it, tells leaders whether somebody waits, and ends a flight that
 // nobody is interested in.
 func (r *referee) settle(f *flight, now int64) {
-	if l := f.lock; l != nil && len(f.queue) > 0 && f.given < maxGiven && !f.over && !r.holds(l) {
+	if l := f.lock; l != nil && len(f.queue) > 0 && !f.over && !r.holds(l) {
 		f.lock = nil // what it comes to is not for those who wait
 		r.handed(handInvalid)
 	}

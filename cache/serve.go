@@ -106,7 +106,7 @@ func (v *serving) end(err error) {
 		ask := v.s.ask
 		v.e.mu.Unlock()
 		if ask.early {
-			v.e.cfg.Store.Release(ask.key) // what was stored again is not held back anyway
+			v.e.cfg.Store.Release(ask.key, refreshPause) // what was stored again is not held back
 		}
 		v.err = err
 		close(v.ended)

@@ -21,6 +21,9 @@ const (
 	bridgeShare = 32
 	// refreshFor is how long one reader is trusted to refresh an entry before another may try.
 	refreshFor = 30 * time.Second
+	// refreshPause is how long nobody tries again after a refresh that failed: what is stale is hit
+	// as often as ever, and must not ask a model that fails each time.
+	refreshPause = 5 * time.Second
 
 	// storeLeast is the least MaxBytes: ristretto's own tables take a third of it.
 	storeLeast = 1 << 20
@@ -364,14 +367,18 @@ func (s *Store) del(st *storeStripe, v *stored) {
 	s.cache.Wait()
 }
 
-// Release lets the next reader refresh a key, after a refresh that came to nothing.
-func (s *Store) Release(k Key) {
+// Release lets the next reader refresh a key after a pause at the latest, where a refresh came to nothing.
+func (s *Store) Release(k Key, pause time.Duration) {
+	now := s.c.Now()
 	v := s.held(&k)
 	if v == nil {
-		v = s.bridge.get(&k, s.c.Now())
+		v = s.bridge.get(&k, now)
 	}
-	if v != nil {
-		v.claimed.Store(0)
+	if v == nil {
+		return
+	}
+	if until := v.claimed.Load(); until > now+int64(pause) {
+		v.claimed.CompareAndSwap(until, now+int64(pause)) // else another is trusted by now
 	}
 }
 

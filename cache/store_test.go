@@ -318,14 +318,21 @@ func TestOneRefresherAtATime(t *testing.T) {
 	w.pass(5 * time.Second)
 	expect("at first", 1)
 	expect("while one does", 0)
-	w.Release(e.Key)
+	w.Release(e.Key, 0)
 	expect("after it gave up", 1)
+	w.Release(e.Key, refreshPause)
+	w.Release(e.Key, refreshFor) // it is no longer than it was
+	w.pass(refreshPause - 1)
+	expect("in the pause after it failed", 0)
+	w.pass(1)
+	expect("after the pause", 1)
 	w.pass(refreshFor - 1)
 	expect("just before it is given up", 0)
 	w.pass(1)
 	expect("when it is given up", 1)
 	w.Put(e)
 	w.pass(5 * time.Second)
+	w.Release(e.Key, refreshPause) // of a refresh that found it stored
 	expect("of the next entry", 1)
 }
 
@@ -430,7 +437,7 @@ func TestTwinsNeverAnswerForEachOther(t *testing.T) {
 	if _, ok := w.get(b.Key); ok {
 		t.Fatal("found the twin")
 	}
-	w.Release(b.Key)
+	w.Release(b.Key, 0)
 	if h, ok := w.get(a.Key); !ok || !bytes.Equal(h.Body, a.Body) {
 		t.Fatal("its twin's release took an entry")
 	}
@@ -781,7 +788,7 @@ func TestInvalidateWhileOthersReadAndWrite(t *testing.T) {
 			}
 		})
 	}
-	for range 50 {
+	for round := 0; round < 50 || w.Stats().Puts < 500; round++ {
 		floor.Add(1)
 		for g := range 4 { // as readers do, of what others write
 			for n := range 20 {
@@ -837,7 +844,7 @@ func TestCloseWhileOthersReadAndWrite(t *testing.T) {
 						w.Put(storeEntry(k, 1000))
 					default:
 						w.Stale(k, w.clock.Load())
-						w.Release(k)
+						w.Release(k, 0)
 					}
 				}
 			})
