@@ -261,7 +261,7 @@ func (b *branch) receive(d *down, self bool) {
 		}
 	case downBegin:
 		b.endRelay(ErrBroken)
-		b.relay, b.relayOf = &tape{contentType: d.contentType, about: d.about}, d.token
+		b.relay, b.relayOf = &tape{contentType: d.contentType, about: d.about, room: &b.e.room}, d.token
 		b.pass(b.relay)
 	case downData:
 		if b.relay != nil && b.relayOf == d.token && !b.relay.add(d.data) {
@@ -326,6 +326,7 @@ func (b *branch) pass(t *tape) {
 
 func (b *branch) reader() Turn {
 	b.readers++
+	b.tape.read(1)
 	return Turn{Kind: TurnLive, Live: &Reader{b: b, tape: b.tape}}
 }
 
@@ -366,7 +367,7 @@ func (f *Fill) begin(contentType string) {
 	if f.tape != nil {
 		return
 	}
-	f.tape = &tape{contentType: contentType, about: f.about}
+	f.tape = &tape{contentType: contentType, about: f.about, room: &f.e.room}
 	f.b.say(&up{kind: upBegin, token: f.token, contentType: contentType, about: f.about})
 	f.b.pass(f.tape)
 	f.b.restate()

@@ -18,9 +18,13 @@ import (
 // ErrBroken ends a Reader whose leader did not come to an end: what was read is a prefix of an answer.
 var ErrBroken = errors.New("cache: the answer broke off")
 
-const maxEntry = 16 << 20 // bytes of a body, where Config does not say
+// Where Config does not say.
+const (
+	maxEntry  = 16 << 20  // bytes of a body
+	maxFlying = 128 << 20 // bytes of streams on their way
+)
 
-// Config of an Exact. All but MaxEntry, Logger and Registerer are required; functions must be safe
+// Config of an Exact. All but MaxEntry, MaxFlying, Logger and Registerer are required; functions must be safe
 // for concurrent use, take no longer than microseconds, and not call the Exact.
 type Config struct {
 	// Store keeps entries on this node: a *Store. It is its maker's to close, after the Exact.
@@ -41,6 +45,9 @@ type Config struct {
 	// MaxEntry bounds the body of an entry, in bytes: what is larger is not stored, and refused when
 	// it comes from another node. 0: 16 MiB.
 	MaxEntry int64
+	// MaxFlying bounds, in bytes, what this node holds of all streams that are on their way, for those who
+	// follow them: one that there is no room for is as one that is too large. 0: 128 MiB.
+	MaxFlying int64
 
 	Logger     *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: none
@@ -70,6 +77,12 @@ func (c *Config) validate() error {
 	if c.MaxEntry == 0 {
 		c.MaxEntry = maxEntry
 	}
+	if c.MaxFlying < 0 {
+		return fmt.Errorf("cache: MaxFlying %d: must not be negative; 0 for %d", c.MaxFlying, maxFlying)
+	}
+	if c.MaxFlying == 0 {
+		c.MaxFlying = maxFlying
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -97,6 +110,7 @@ type Exact struct {
 	ctx    context.Context // of all that runs in the background
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	room   room          // of the tapes of this node
 	puts   chan struct{} // has a place for each Put that is on its way
 
 	mu       sync.Mutex // over what follows and all that hangs on it; never held across I/O
@@ -115,10 +129,11 @@ func NewExact(cfg Config) (*Exact, error) {
 	e := &Exact{
 		cfg: cfg, branches: map[branchID]*branch{}, broken: map[string]int64{}, puts: make(chan struct{}, maxPuts),
 	}
+	e.room.most = cfg.MaxFlying
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.referee = referee{
 		flights: map[Key]*flight{}, passes: map[Key]int64{},
-		valid:  cfg.Valid,
+		valid: cfg.Valid, room: &e.room,
 		token:  func() uint64 { return cfg.Rand.Uint64() | 1 }, // e.mu is held
 		handed: func(reason string) { e.met.handovers.WithLabelValues(reason).Inc() },
 	}
@@ -371,7 +386,7 @@ func (f *Fill) Begin(contentType string) {
 }
 
 // Write publishes bytes as they passed. It copies p and never waits. Without Begin it does nothing.
-// Beyond 8 MiB the stream ends for the others: readers get ErrBroken, who waits passes, and so does who comes
+// Beyond 8 MiB, or Config.MaxFlying with all others, the stream ends for the others: readers get ErrBroken, who waits passes, and so does who comes
 // within ten seconds; Store still stores.
 func (f *Fill) Write(p []byte) {
 	if len(p) == 0 {
@@ -509,6 +524,7 @@ func (r *Reader) Close() {
 	if !r.closed {
 		r.closed = true
 		r.b.readers--
+		r.tape.read(-1)
 		r.b.restate()
 	}
 }

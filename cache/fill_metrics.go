@@ -67,6 +67,7 @@ func (c exactCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	put(prometheus.GaugeValue, "headgate_cache_flights", "Keys that requests of this node ask the model for, or wait for.", int64(flights))
 	put(prometheus.GaugeValue, "headgate_cache_waiters", "Requests of this node that wait for another's answer.", int64(waiting))
+	put(prometheus.GaugeValue, "headgate_cache_flying_bytes", "Memory that streams take which are on their way, for those who follow them.", c.e.room.held.Load())
 	put(prometheus.GaugeValue, "headgate_cache_entries", "Entries of this node.", s.Entries)
 	put(prometheus.GaugeValue, "headgate_cache_bytes", "Memory that they take.", s.Bytes)
 	put(prometheus.CounterValue, "headgate_cache_evicted_total", "Entries that went to make room, or whose time was over.", s.Evicted)

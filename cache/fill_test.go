@@ -679,6 +679,53 @@ func TestTooLarge(t *testing.T) {
 	})
 }
 
+// TestRoomForStreams: what streams on their way take together is bounded, on each node; one that there is no room
+// for ends for who follows it, and can be stored. What is over takes nothing.
+func TestRoomForStreams(t *testing.T) {
+	for _, at := range []int{0, 1, 2} { // where there is no room: with the leader, the owner, who follows
+		t.Run(fmt.Sprint(at), func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w := newWorld(t, 3)
+				w.setRing(1)
+				w.nodes[at].room.most = 2500
+				var fills []*Fill
+				var crowds []*crowd
+				for i := range 3 {
+					c := newCrowd(w)
+					ask := Ask{Key: fillKey(fmt.Sprint(i)), Live: true}
+					c.join(w.nodes[0], 1, ask)
+					f := c.lead()
+					f.Begin("text/event-stream")
+					synctest.Wait()
+					c.join(w.nodes[2], 2, ask)
+					synctest.Wait()
+					f.Write(make([]byte, 1000))
+					synctest.Wait()
+					fills, crowds = append(fills, f), append(crowds, c)
+				}
+				if got := w.nodes[at].count("headgate_cache_flying_bytes"); got != 2000 {
+					t.Errorf("%v bytes fly", got)
+				}
+				for i, f := range fills {
+					f.Store(answerFor(fillKey(fmt.Sprint(i))))
+					crowds[i].want(turnedLead, 1, turnedLive, 2)
+					for _, turn := range crowds[i].got {
+						if turn.Kind != TurnLive {
+							continue
+						}
+						if got, err := readAll(turn.Live); errors.Is(err, ErrBroken) != (i == 2) || err == nil && len(got) != 1000 {
+							t.Errorf("stream %d: %d bytes, %v", i, len(got), err)
+						}
+					}
+					if _, ok := w.nodes[0].Look(fillKey(fmt.Sprint(i))); !ok {
+						t.Errorf("answer %d is not stored", i)
+					}
+				}
+			})
+		})
+	}
+}
+
 // TestLargeEntry crosses in pieces, and one that no store takes is not given to others.
 func TestLargeEntry(t *testing.T) {
 	fillTest(t, func(t *testing.T) {
@@ -1070,8 +1117,11 @@ func TestEndsForThoseBefore(t *testing.T) {
 		})
 		c.join(w.nodes[1], 5, Ask{Key: k, Live: true})
 		c.join(w.nodes[0], 1, Ask{Key: k, Refresh: true})
-		after := c.lead() // it has no part in what has ended
 		synctest.Wait()
+		if len(c.leads) == 0 {
+			t.Error("it waits for what has ended")
+		}
+		after := c.lead()
 		f.Store(answerFor(k))
 		synctest.Wait()
 		after.Store(answerFor(k))

@@ -283,6 +283,9 @@ func (w *world) close() {
 
 // empty fails where anything is left.
 func (n *peerNode) empty() {
+	if held := n.room.held.Load(); held != 0 {
+		n.w.t.Errorf("node %d still holds %d bytes of streams", n.index, held)
+	}
 	n.held(func() {
 		if len(n.branches) > 0 || n.waiting > 0 || len(n.referee.flights) > 0 || n.referee.sessions > 0 {
 			n.w.t.Errorf("node %d still has %d branches with %d waiting, %d flights with %d sessions", n.index, len(n.branches), n.waiting, len(n.referee.flights), n.referee.sessions)

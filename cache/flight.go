@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"io"
 	"slices"
 	"time"
 )
@@ -34,6 +35,7 @@ type referee struct {
 	flights  map[Key]*flight
 	passes   map[Key]int64 // until when a key's answers are known not to be shared
 	sessions int
+	room     *room
 	valid    func(*Entry) bool // whether nothing that it depends on was invalidated
 	token    func() uint64     // unique in the cluster, not 0
 	handed   func(reason string)
@@ -318,7 +320,10 @@ func (r *referee) begin(l *lead, contentType string, about *Entry, now int64) {
 	if l.tape != nil {
 		return
 	}
-	l.tape, l.about = &tape{contentType: contentType}, about
+	l.tape, l.about = &tape{contentType: contentType, room: r.room}, about
+	if l.by.self {
+		l.tape.room = nil // the same bytes are on the tape of the Fill
+	}
 	if f.live == nil || !r.holds(f.live) {
 		f.live, l.flows = l, true
 		for _, s := range f.sessions {
@@ -355,6 +360,9 @@ func (r *referee) over(l *lead, whole bool) {
 	}
 	if f.live == l {
 		f.live = nil
+	}
+	if l.tape != nil {
+		l.tape.end(io.EOF) // nobody begins to follow it
 	}
 	for _, s := range f.sessions {
 		if s.follows == l {

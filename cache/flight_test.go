@@ -15,7 +15,7 @@ func TestReferee(t *testing.T) {
 		m := &refereeMachine{t: t, heard: map[*session]*heardOf{}}
 		var tokens uint64
 		m.r = &referee{
-			flights: map[Key]*flight{}, passes: map[Key]int64{}, handed: func(string) {}, valid: func(e *Entry) bool { return e.Stamp >= m.floor },
+			flights: map[Key]*flight{}, passes: map[Key]int64{}, handed: func(string) {}, room: &room{most: 1 << 20}, valid: func(e *Entry) bool { return e.Stamp >= m.floor },
 			token: func() uint64 { tokens++; return tokens },
 		}
 		t.Repeat(map[string]func(*rapid.T){
@@ -276,7 +276,7 @@ func (m *refereeMachine) finish() {
 		m.sessions = m.sessions[1:]
 		m.r.leave(s, m.now)
 	}
-	if len(m.r.flights) > 0 || m.r.sessions != 0 {
-		m.t.Fatalf("%d flights, %d sessions are left", len(m.r.flights), m.r.sessions)
+	if held := m.r.room.held.Load(); len(m.r.flights) > 0 || m.r.sessions != 0 || held != 0 {
+		m.t.Fatalf("%d flights, %d sessions, %d bytes are left", len(m.r.flights), m.r.sessions, held)
 	}
 }

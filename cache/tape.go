@@ -3,26 +3,54 @@ package cache
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 )
+
+// room is what the tapes of a node hold together.
+type room struct {
+	most int64
+	held atomic.Int64 // bytes
+}
+
+// take says whether there is room for n more. nil has always: what it would hold is counted elsewhere.
+func (r *room) take(n int) bool {
+	if r == nil {
+		return true
+	}
+	if r.held.Add(int64(n)) > r.most {
+		r.held.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+func (r *room) give(n int) {
+	if r != nil {
+		r.held.Add(-int64(n))
+	}
+}
 
 // tape is a stream as it passes: chunks that never change, appended until it ends.
 type tape struct {
 	contentType string
 	about       *Entry // what it depends on, without a body; nil: not known
+	room        *room
 
 	mu      sync.Mutex
 	chunks  [][]byte
-	size    int
+	size    int // of chunks
+	readers int
 	err     error         // nil until the end; io.EOF: whole
 	changed chan struct{} // closed at the next change; nil: nobody waits for it
 }
 
 // add appends a chunk, which must not change any more. It says whether there was room: a tape
-// that ended, or that would be larger than maxFlight, takes nothing.
+// that ended, or that would be larger than maxFlight, takes nothing, nor does one where those of the node
+// are too large together.
 func (t *tape) add(p []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.err != nil || t.size+len(p) > maxFlight {
+	if t.err != nil || t.size+len(p) > maxFlight || !t.room.take(len(p)) {
 		return false
 	}
 	t.size += len(p)
@@ -31,13 +59,30 @@ func (t *tape) add(p []byte) bool {
 	return true
 }
 
-// end ends the tape, once.
+// end ends the tape, once. It is forgotten when nobody reads it.
 func (t *tape) end(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err == nil {
 		t.err = err
 		t.wake()
+		t.forget()
+	}
+}
+
+// read counts one who reads the tape, with 1, or does no more, with -1.
+func (t *tape) read(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.readers += n
+	t.forget()
+}
+
+// forget gives the room back that a tape took which nobody needs any more; t.mu is held.
+func (t *tape) forget() {
+	if t.err != nil && t.readers == 0 {
+		t.room.give(t.size)
+		t.chunks, t.size = nil, 0
 	}
 }
 

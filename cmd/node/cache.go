@@ -32,7 +32,7 @@ func (n *Node) openCache() error {
 	n.answers, err = cache.NewExact(cache.Config{
 		Store: n.shelf, Ring: n.answerOwners, Client: func(address string) (grpc.ClientConnInterface, error) { return n.cluster.Conn(address) },
 		Valid: n.answerValid, Stamp: func() uint64 { return n.caches().Stamp() }, Now: n.ticks,
-		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), MaxEntry: maxCacheEntry, Logger: n.log, Registerer: n.registry,
+		Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), MaxEntry: maxCacheEntry, MaxFlying: n.cacheBytes() / 2, Logger: n.log, Registerer: n.registry,
 	})
 	return err
 }
