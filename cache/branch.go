@@ -233,7 +233,7 @@ func (b *branch) connect() {
 // disconnect is the end of a link. What was not heard of is said again, to the next owner.
 func (b *branch) disconnect() {
 	b.linked, b.out = false, nil
-	b.endRelay(ErrBroken)
+	b.endRelay(errLink)
 	b.restate()
 }
 

@@ -18,6 +18,9 @@ import (
 // ErrBroken ends a Reader whose leader did not come to an end: what was read is a prefix of an answer.
 var ErrBroken = errors.New("cache: the answer broke off")
 
+// errLink is ErrBroken where nothing is known of the leader.
+var errLink = fmt.Errorf("%w: the link to the key's owner was lost", ErrBroken)
+
 // Where Config does not say.
 const (
 	maxEntry  = 16 << 20  // bytes of a body
@@ -491,6 +494,7 @@ type Reader struct {
 	b      *branch
 	tape   *tape
 	at     int
+	broken bool // it was counted
 	closed bool // Exact.mu is over it
 }
 
@@ -507,6 +511,7 @@ func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 			r.at++
 			return chunk, nil
 		case err != nil:
+			r.count(err)
 			return nil, err
 		}
 		select {
@@ -515,6 +520,19 @@ func (r *Reader) Next(ctx context.Context) ([]byte, error) {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// count counts a stream that broke off, once.
+func (r *Reader) count(err error) {
+	if r.broken || errors.Is(err, io.EOF) {
+		return
+	}
+	r.broken = true
+	reason := "leader"
+	if errors.Is(err, errLink) {
+		reason = "link"
+	}
+	r.b.e.met.broken.WithLabelValues(reason).Inc()
 }
 
 // Close ends the interest in the stream. More than once is as good as once.

@@ -9,6 +9,7 @@ import (
 // metrics are what an Exact counts; what its store counts is read of that.
 type metrics struct {
 	handovers *prometheus.CounterVec
+	broken    *prometheus.CounterVec
 	lockless  prometheus.Counter
 	malformed prometheus.Counter
 	unsent    prometheus.Counter
@@ -20,6 +21,9 @@ func newMetrics(r prometheus.Registerer, e *Exact) (*metrics, error) {
 	m := &metrics{
 		handovers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headgate_cache_handovers_total", Help: "Times that the next request got to ask the model, by why the one before did not answer.",
+		}, []string{"reason"}),
+		broken: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headgate_cache_broken_total", Help: "Requests that read another's stream which broke off: its leader, or the link to the owner.",
 		}, []string{"reason"}),
 		lockless: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headgate_cache_lockless_total", Help: "Fills by this node alone, as no owner of the key was in reach.",
@@ -38,7 +42,7 @@ func newMetrics(r prometheus.Registerer, e *Exact) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range [...]prometheus.Collector{m.handovers, m.lockless, m.malformed, m.unsent, m.seconds, exactCollector{e}} {
+	for _, c := range [...]prometheus.Collector{m.handovers, m.broken, m.lockless, m.malformed, m.unsent, m.seconds, exactCollector{e}} {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

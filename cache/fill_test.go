@@ -459,6 +459,47 @@ func TestSecondStream(t *testing.T) {
 	})
 }
 
+// TestSlowLink: a stream goes on where its followers' node and its owner hear nothing of each other for a while; not
+// for ever. Who leads has less time.
+func TestSlowLink(t *testing.T) {
+	for name, c := range map[string]struct {
+		out  time.Duration
+		link float64
+	}{"slow": {followTTL - 2*time.Second, 0}, "lost": {followTTL + time.Second, 3}} {
+		t.Run(name, func(t *testing.T) {
+			fillTest(t, func(t *testing.T) {
+				w, k := newWorld(t, 2), fillKey("q")
+				crowd := newCrowd(w)
+				crowd.join(w.nodes[0], 1, Ask{Key: k, Live: true})
+				f := crowd.lead()
+				f.Begin("text/event-stream")
+				f.Write([]byte("a"))
+				crowd.join(w.nodes[1], 3, Ask{Key: k, Live: true})
+				time.Sleep(time.Second)
+				w.net.Delay("n0", "n1", c.out)
+				w.net.Delay("n1", "n0", c.out)
+				time.Sleep(c.out + beatEvery)
+				w.net.Heal()
+				f.Write([]byte("b"))
+				time.Sleep(2 * followTTL)
+				f.Store(answerFor(k))
+				crowd.want(turnedLead, 1, turnedLive, 3)
+				for _, turn := range crowd.got {
+					if turn.Kind != TurnLive {
+						continue
+					}
+					if got, err := readAll(turn.Live); errors.Is(err, ErrBroken) != (c.link > 0) || err == nil && string(got) != "ab" {
+						t.Errorf("%q, %v", got, err)
+					}
+				}
+				if got := w.nodes[1].count("headgate_cache_broken_total", "link"); got != c.link {
+					t.Errorf("%v counted, want %v", got, c.link)
+				}
+			})
+		})
+	}
+}
+
 // TestPausedLeader: one that is not heard of loses its lock; it comes back, and its answer is as good as any.
 func TestPausedLeader(t *testing.T) {
 	for _, backFirst := range []bool{true, false} {

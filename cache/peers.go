@@ -17,10 +17,11 @@ import (
 const (
 	lockTTL   = 2 * time.Second // a side of a link that says nothing for so long is lost, and with it its lead
 	beatEvery = lockTTL / 4
-	helloFor  = time.Second // an owner's first word
-	breakFor  = time.Second // how long an address is passed over that did not say it
-	maxOwners = 2           // addresses of a ring that are tried before a node does without a lock
-	maxLinks  = 6           // links of a branch, one after the other, before its requests pass
+	followTTL = 10 * time.Second // likewise of one by which a stream is followed, and nothing is led
+	helloFor  = time.Second      // an owner's first word
+	breakFor  = time.Second      // how long an address is passed over that did not say it
+	maxOwners = 2                // addresses of a ring that are tried before a node does without a lock
+	maxLinks  = 6                // links of a branch, one after the other, before its requests pass
 	maxBroken = 4096
 	maxPuts   = 32 // on their way to other nodes
 	maxMany   = 4096
@@ -125,8 +126,10 @@ type conversation struct {
 	ended  chan struct{} // closed when nothing can be received any more
 
 	mu     sync.Mutex
+	quiet  *time.Timer
 	silent bool
 	heard  bool
+	last   int64 // when something was
 	err    error // why nothing can
 }
 
@@ -136,15 +139,12 @@ func (e *Exact) converse(b *branch, address string) ending {
 	defer cancel()
 	c := &conversation{e: e, b: b, self: address == "", cancel: cancel, ended: make(chan struct{})}
 	began := e.cfg.Now()
-	quiet := time.AfterFunc(helloFor, func() {
-		c.mu.Lock()
-		c.silent = true
-		c.mu.Unlock()
-		cancel()
-	})
-	defer quiet.Stop()
+	c.mu.Lock()
+	c.quiet = time.AfterFunc(helloFor, c.overdue)
+	c.mu.Unlock()
+	defer c.quiet.Stop()
 	if c.self {
-		quiet.Stop()
+		c.quiet.Stop()
 		c.s = e.dialSelf(ctx)
 	} else if s, err := e.dial(ctx, address, b.id.key); err != nil {
 		e.judge(address, false)
@@ -170,7 +170,7 @@ func (e *Exact) converse(b *branch, address string) ending {
 			if c.hello() {
 				e.met.peer("join", time.Duration(e.cfg.Now()-began))
 			}
-			quiet.Reset(lockTTL)
+			c.quiet.Reset(lockTTL)
 		})
 	})
 	closed := c.speak(ctx)
@@ -189,8 +189,24 @@ func (c *conversation) hello() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first := !c.heard
-	c.heard = true
+	c.heard, c.last = true, c.e.cfg.Now()
 	return first
+}
+
+// overdue ends a link that nothing is heard by. Where requests follow a stream by it, and none leads, it has
+// more time: a link that is lost costs each of them its answer, and nobody else waits for it.
+func (c *conversation) overdue() {
+	c.e.mu.Lock()
+	follows := len(c.b.fills) == 0 && c.b.relay != nil && c.b.readers > 0
+	c.e.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.heard && follows && c.e.cfg.Now()-c.last < int64(followTTL) {
+		c.quiet.Reset(beatEvery)
+		return
+	}
+	c.silent = true
+	c.cancel()
 }
 
 // listen takes what the owner says.

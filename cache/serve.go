@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -65,6 +67,7 @@ type serving struct {
 	a     answerer
 	s     *session
 	asked bool
+	last  atomic.Int64 // when something was heard
 	ended chan struct{}
 	once  sync.Once
 	err   error // set before ended is closed
@@ -78,9 +81,19 @@ func (e *Exact) serve(ctx context.Context, a answerer, self bool) error {
 	v := &serving{e: e, a: a, s: newSession(self), ended: make(chan struct{})}
 	quiet := func() {}
 	if !self {
-		t := time.AfterFunc(lockTTL, func() { v.end(status.Error(codes.DeadlineExceeded, "nothing was heard of the node")) })
-		defer t.Stop()
-		quiet = func() { t.Reset(lockTTL) }
+		var t atomic.Pointer[time.Timer]
+		t.Store(time.AfterFunc(lockTTL, func() {
+			if v.patient() {
+				t.Load().Reset(beatEvery)
+				return
+			}
+			v.end(status.Error(codes.DeadlineExceeded, "nothing was heard of the node"))
+		}))
+		defer func() { t.Load().Stop() }()
+		quiet = func() {
+			v.last.Store(e.cfg.Now())
+			t.Load().Reset(lockTTL)
+		}
 	}
 	listens := make(chan struct{})
 	go func() {
@@ -93,6 +106,15 @@ func (e *Exact) serve(ctx context.Context, a answerer, self bool) error {
 		<-listens // of another node's it ends when this returns
 	}
 	return v.err
+}
+
+// patient says of a node that nothing is heard of that it has more time: it follows a stream, and leads nothing.
+func (v *serving) patient() bool {
+	v.e.mu.Lock()
+	defer v.e.mu.Unlock()
+	s := v.s
+	return !s.left && s.follows != nil && v.e.cfg.Now()-v.last.Load() < int64(followTTL) &&
+		!slices.ContainsFunc(s.flight.leads, func(l *lead) bool { return l.by == s })
 }
 
 func errClosed() error { return status.Error(codes.Unavailable, "this node's cache is closed") }
