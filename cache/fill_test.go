@@ -491,6 +491,7 @@ func TestSlowLink(t *testing.T) {
 					if got, err := readAll(turn.Live); errors.Is(err, ErrBroken) != (c.link > 0) || err == nil && string(got) != "ab" {
 						t.Errorf("%q, %v", got, err)
 					}
+					_, _ = turn.Live.Next(context.Background()) // it counts once
 				}
 				if got := w.nodes[1].count("headgate_cache_broken_total", "link"); got != c.link {
 					t.Errorf("%v counted, want %v", got, c.link)
@@ -723,11 +724,12 @@ func TestTooLarge(t *testing.T) {
 // TestRoomForStreams: what streams on their way take together is bounded, on each node; one that there is no room
 // for ends for who follows it, and can be stored. What is over takes nothing.
 func TestRoomForStreams(t *testing.T) {
-	for _, at := range []int{0, 1, 2} { // where there is no room: with the leader, the owner, who follows
-		t.Run(fmt.Sprint(at), func(t *testing.T) {
+	for _, c := range [][2]int{{0, 1}, {1, 1}, {2, 1}, {0, 0}} { // where there is no room: with the leader, the owner, who follows, both
+		at, owner := c[0], c[1]
+		t.Run(fmt.Sprint(at, owner), func(t *testing.T) {
 			fillTest(t, func(t *testing.T) {
 				w := newWorld(t, 3)
-				w.setRing(1)
+				w.setRing(owner)
 				w.nodes[at].room.most = 2500
 				var fills []*Fill
 				var crowds []*crowd
