@@ -121,7 +121,7 @@ func fromShelf(h *cache.Hit) *proxy.Cached {
 
 // Join see proxy.Cache.
 func (s *shelf) Join(ctx context.Context, a *proxy.CacheAsk) (proxy.CacheTurn, error) {
-	t, err := s.exact.Join(ctx, &cache.Ask{Key: a.Key, Live: a.Live, LeadFor: a.LeadFor, Refresh: a.Refresh, Early: a.Early, Age: a.Age, MaxEntry: a.MaxEntry})
+	t, err := s.exact.Join(ctx, &cache.Ask{Key: a.Key, Tenant: a.Tenant, Tags: a.Tags, Live: a.Live, LeadFor: a.LeadFor, Refresh: a.Refresh, Early: a.Early, Age: a.Age, MaxEntry: a.MaxEntry})
 	if err != nil {
 		return proxy.CacheTurn{}, err
 	}

@@ -25,8 +25,8 @@ func full(t *testing.T, v reflect.Value, n *int64) {
 	*n++
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			full(t, v.Field(i), n)
+		for _, field := range v.Fields() {
+			full(t, field, n)
 		}
 	case reflect.String:
 		v.SetString(fmt.Sprint("s", *n))
