@@ -128,7 +128,11 @@ func (x *exchange) askElements(e *embedding) error {
 			return err
 		}
 		if x.answer.status == http.StatusOK {
-			if answer, ok := x.joinElements(e, rec); ok {
+			answer, ok := x.joinElements(e, rec)
+			if len(e.missing) == len(e.keys) { // nothing of it is ours
+				answer = rec.body.Bytes()
+			}
+			if ok {
 				x.write(http.StatusOK, "application/json", answer)
 				return nil
 			}
