@@ -633,6 +633,7 @@ func TestUnshareable(t *testing.T) {
 		c.want(turnedLead, 1, turnedPass, 10)
 		time.Sleep(2 * time.Second)
 		c.join(w.nodes[2], 2, Ask{Key: k})
+		synctest.Wait()
 		c.lead().Store(answerFor(k))
 		c.want(turnedLead, 2, turnedPass, 10, turnedHit, 1)
 	})
@@ -1360,6 +1361,7 @@ func TestDeafOwner(t *testing.T) {
 		w.nodes[0].deaf.Store(true)
 		w.invalidate("doc")
 		c.join(w.nodes[2], 4, Ask{Key: k})
+		synctest.Wait() // who comes when the answer has just ended may ask anew: the owner is another node
 		c.lead().Store(tagged)
 		c.want(turnedLead, 2, turnedHit, 3)
 	})
@@ -1551,6 +1553,7 @@ func TestBadPeers(t *testing.T) {
 				if ups[0] == leads {
 					c.join(w.nodes[0], 3, Ask{Key: k})
 				}
+				synctest.Wait()
 				c.lead().Store(answerFor(k))
 				c.want(turnedLead, 1, turnedHit, 2)
 			})
