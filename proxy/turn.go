@@ -107,6 +107,9 @@ func (x *exchange) consider() {
 // would not come with theirs: it is asked for anew, and kept with both.
 func (x *exchange) tagged(k *Cached) bool {
 	c := &x.cache
+	if k.Live { // it was asked for while this request waited; who asks next finds what it lacks
+		return true
+	}
 	missing := slices.ContainsFunc(c.tags, func(tag string) bool { return !slices.Contains(k.Tags, tag) })
 	if !missing || c.mode == cacheOnly {
 		return !missing
