@@ -133,12 +133,39 @@ func leakNormalize(how string, messages *canonTree) {
 	}
 }
 
+// leakTurn takes the content of the last message of a user out of messages.
+func leakTurn(messages *canonTree) (text string) {
+	for _, m := range slices.Backward(messages.elems) {
+		role, content := slices.Index(m.names, "role"), slices.Index(m.names, "content")
+		if role < 0 || m.elems[role].kind != canonString || m.elems[role].text != "user" {
+			continue
+		}
+		if content >= 0 && m.elems[content].kind == canonString {
+			text, m.elems[content].text = m.elems[content].text, ""
+		}
+		break
+	}
+	return text
+}
+
+// partition is the tuple without what was asked last, and that.
+func (w *leakWorld) partition(q *leakQuestion) (identity, text string) {
+	rest := *q
+	rest.body = q.body.clone()
+	if i := slices.Index(rest.body.names, "messages"); i >= 0 {
+		text = strings.TrimSpace(leakTurn(rest.body.elems[i]))
+	}
+	return w.identity(&rest), text
+}
+
 // leakRun is one world, the answers that are kept under keys, and the model.
 type leakRun struct {
 	world     *leakWorld
 	asked     []*leakQuestion // the latest
 	cache     map[Key]string
 	model     map[string]string
+	parts     map[Key]string // likewise, of partitions
+	partOf    map[string]Key
 	hits, all int
 }
 
@@ -223,9 +250,29 @@ func (r *leakRun) ask(t *rapid.T, q *leakQuestion, rng *rand.Rand) {
 	default:
 		r.cache[key], r.model[identity] = identity, identity
 	}
+	r.part(t, q, c, key)
 	if r.asked = append(r.asked, q); len(r.asked) > maxLeakAsked {
 		r.asked = r.asked[1:]
 	}
+}
+
+// part holds q's partition against those before: who asks something similar has to be of the same.
+func (r *leakRun) part(t *rapid.T, q *leakQuestion, c *Context, key Key) {
+	identity, want := r.world.partition(q)
+	part, text, ok, err := c.Partition("e")
+	if err != nil || ok != (want != "") || text != want {
+		t.Fatalf("%q was asked, and the partition's text is %q, %v, %v", want, text, ok, err)
+	}
+	if !ok {
+		return
+	}
+	if before, known := r.parts[part]; known && before != identity || part == key {
+		t.Fatalf("a foreign partition:\n%s was asked\n%s shares it", identity, before)
+	}
+	if before, known := r.partOf[identity]; known && before != part {
+		t.Fatalf("two partitions of %s", identity)
+	}
+	r.parts[part], r.partOf[identity] = identity, part
 }
 
 func (r *leakRun) actions() map[string]func(*rapid.T) {
@@ -297,7 +344,7 @@ func TestLeakHunt(t *testing.T) {
 					shares: make(map[leakPlace]bool), template: make(map[string]string), version: make(map[string]string), backends: []string{"a"},
 					tenants: make(map[string]uint64), surfaces: make(map[string]uint64), places: make(map[leakPlace]uint64),
 				},
-				cache: make(map[Key]string), model: make(map[string]string),
+				cache: make(map[Key]string), model: make(map[string]string), parts: make(map[Key]string), partOf: make(map[string]Key),
 			}
 			actions := r.actions()
 			for _, name := range leakNames {

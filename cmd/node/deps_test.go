@@ -43,10 +43,18 @@ var arrows = []arrow{
 	{"proxy/edge", []string{"limiter"}},
 	{"proxy", []string{"limiter", "proxy/..."}},
 	{"cache/cachepb", nil},
-	{"cache", []string{"cache/..."}},
+	{"cache", []string{"cache/cachepb"}},
+	{"cache/vec", nil},
+	{"cache/hnsw", []string{"cache/vec"}},
+	{"cache/embed/...", []string{"cache/vec", "cache/embed/..."}},
+	{"cache/guard", nil},
+	{"cache/threshold", nil},
+	{"cache/semantic/semanticpb", nil},
+	{"cache/semantic", []string{"cache", "cache/hnsw", "cache/guard", "cache/threshold", "cache/vec", "cache/semantic/semanticpb"}},
+	{"cache/calibrate", []string{"cache/embed", "cache/guard", "cache/threshold", "cache/vec"}},
 	{"bench/...", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache/...", "cmd/node", "bench/..."}},
-	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/...", "cache"}},
-	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache", "cmd/node", "bench/..."}},
+	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/...", "cache", "cache/embed", "cache/semantic", "cache/threshold"}},
+	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache", "cache/...", "cmd/node", "bench/..."}},
 }
 
 // goPackage is what `go list -json` tells of a package: its imports without its tests'.
