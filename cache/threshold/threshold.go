@@ -1,0 +1,121 @@
+// Package threshold decides whether an answer that was given to a similar question may be given to this one, and holds
+// what is decided to two budgets for being wrong. It is statistics and nothing else: no clock, no I/O, chance and
+// counts are handed in. DESIGN.md says what is promised and what was measured.
+//
+// Who uses it: finds the nearest neighbours, has the guards take away those that must not be served, fills in an
+// Evidence, calls Policy.Decide, does as told, and hands labels back to Observations, Pool and Budget.
+package threshold
+
+import "math/rand/v2"
+
+// Mode says by what a would-be hit is told from a miss.
+type Mode uint8
+
+const (
+	// Shadow decides as Learned does and serves nothing: every would-be hit is asked of the model and compared.
+	Shadow Mode = iota
+	// Static takes what is at least as similar as Policy.Threshold.
+	Static
+	// Learned is ours: a model pooled over the surface, corrected by the entry's own observations.
+	Learned
+	// VCache is the published per-entry threshold (arXiv 2502.03771), which benchmarks are held against. No policy names it.
+	VCache
+)
+
+// Policy is what the operator has set for a surface. The zero value is shadow with the bounds at 0: never a hit.
+type Policy struct {
+	Mode Mode
+	// Threshold is the least similarity of a hit of mode Static.
+	Threshold float64
+	// ErrorBound is the share of all requests that may be answered wrongly: vCache's δ.
+	ErrorBound float64
+	// HitErrorBound is the share of hits that may be wrong.
+	HitErrorBound float64
+	// Audit is the share of would-be hits that are asked of the model all the same, chosen by chance.
+	Audit float64
+}
+
+// Neighbor is an entry near the question, whether or not a guard refuses to serve it.
+type Neighbor struct {
+	Similarity float64
+	// Answer names the answer: two entries whose answers were found to be the same have the same number.
+	Answer uint64
+}
+
+// MaxNeighbors is how many neighbours are looked at; further ones change nothing.
+const MaxNeighbors = 8
+
+// Evidence is what speaks for and against giving the answer of one entry, the candidate, to a question.
+type Evidence struct {
+	// Similarity of the candidate, the nearest entry that the guards let pass. Cosine, in [-1, 1].
+	Similarity float64
+	// Answer of the candidate.
+	Answer uint64
+	// Neighbors are the nearest entries, the nearest first, among them the candidate, and those that guards refuse.
+	Neighbors []Neighbor
+	// Own is what was observed of the candidate; nil counts as none.
+	Own *Observations
+	// Pool is what was observed of its surface; nil counts as nothing.
+	Pool *Pool
+}
+
+// Action is what is to be done with a question.
+type Action uint8
+
+const (
+	// Miss: ask the model, and insert its answer.
+	Miss Action = iota
+	// Explore: no hit, but an answer to compare: ask the model, and label.
+	Explore
+	// Audit: a would-be hit that was chosen to be checked: ask the model, and label.
+	Audit
+	// Serve: give the candidate's answer.
+	Serve
+)
+
+// String is the action in lower case, for labels of metrics and logs.
+func (a Action) String() string {
+	return [...]string{"miss", "explore", "audit", "serve"}[min(a, Serve)]
+}
+
+// Decision is what Decide decided, and by what.
+type Decision struct {
+	Action Action
+	// Threshold is the similarity at which it would have become a hit (Static, VCache: t̂), or the probability (Learned).
+	Threshold float64
+	// Tau is vCache's probability of exploring; 0 in other modes.
+	Tau float64
+	// Confidence is a lower bound of the probability that the answer is right; 0 where nothing is known.
+	Confidence float64
+	// Cell names the evidence to the pool: hand it back with the label. It is meaningless to others.
+	Cell Cell
+	// Why in a few words, constant, for logs.
+	Why string
+}
+
+// WouldHit tells whether the answer would have been served, had nobody wanted to check it.
+func (d *Decision) WouldHit() bool { return d.Action == Serve || d.Action == Audit }
+
+// Decide says what to do. It changes nothing: who calls counts with Budget.Count and Pool.Seen what became of it, since it may yet
+// decide otherwise (a client's least similarity, a verifier). rng must not be used by others at the same time.
+func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
+	d := Decision{Action: Miss, Why: "no neighbour is near"}
+	if p.Mode == Static {
+		d.Threshold = p.Threshold
+		if e.Similarity >= p.Threshold {
+			d.Action, d.Why = Serve, "similar enough"
+		} else {
+			d.Why = "not similar enough"
+		}
+	}
+	if d.Action == Serve && (!b.Allowed() || rng.Float64() < p.Audit) {
+		d.Action, d.Why = Audit, "chosen to be checked"
+	}
+	return d
+}
+
+// Inserts tells whether the model's answer to a question is to become an entry, beside the candidate of similarity
+// s whose answer was found to be the same (known, same), another (known, not same), or was not compared (not known).
+func (p *Policy) Inserts(s float64, same, known bool) bool {
+	return !known || !same
+}
