@@ -91,7 +91,7 @@ func (b *Budget) resolve(bucket string, revision uint64, cs calendars) (Resolved
 		return ResolvedBudget{}, err
 	}
 	r := ResolvedBudget{Budget: b, Bucket: bucket, Strict: b.strict(), Calendar: calendar}
-	r.Terms = BudgetTerms{Amount: int64(orPrice(b.Amount, 0)), Revision: revision, Slot: b.slot(), Alerts: b.Alerts, Name: b.Name}
+	r.Terms = BudgetTerms{Amount: int64(valueOr(b.Amount, 0)), Revision: revision, Slot: b.slot(), Alerts: b.Alerts, Name: b.Name}
 	if len(b.Alerts) == 0 {
 		r.Terms.Alerts = defaultAlerts
 	}
@@ -160,7 +160,7 @@ func (p *Policy) budgets(revision uint64) (map[*Plan][]ResolvedBudget, error) {
 // words is the budget as one would say it.
 func (b *Budget) words() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s USD ", orPrice(b.Amount, 0))
+	fmt.Fprintf(&s, "%s USD ", valueOr(b.Amount, 0))
 	switch b.Period {
 	case "rolling":
 		fmt.Fprintf(&s, "in any %s", b.Window)
@@ -198,7 +198,7 @@ func (c *checker) budget(at place, b *Budget, seen map[string]bool, global bool)
 	c.scope(at.field("scope"), b.Scope, "budget", global)
 	c.oneOf(at.field("period"), b.Period, periodNames, false)
 	c.oneOf(at.field("mode"), b.Mode, budgetModes, true)
-	amount := orPrice(b.Amount, 0)
+	amount := valueOr(b.Amount, 0)
 	switch {
 	case b.Amount == nil:
 		c.add(at.field("amount"), `a budget needs an amount in dollars, as in "250.00"`)

@@ -49,6 +49,8 @@ type checker struct {
 	found     []found
 	p         *Policy
 	calendars calendars
+	models    map[string]*Model // by name and alias; once they were checked
+	embedders map[*Model]bool   // of surfaces; likewise
 }
 
 // place is where in the policy something stands: for people and for the parser.
@@ -154,8 +156,10 @@ func (p *Policy) check() []found {
 		c.plan(root.item("plans", i, p.Plans[i].Name), &p.Plans[i], plans, globals, globalBudgets)
 	}
 	c.notify(root.field("notify"), &p.Notify)
+	c.models = p.modelsByName()
+	c.embedders = p.semanticEmbedders(c.models)
 	for i := range p.Surfaces {
-		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces)
+		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces, models)
 	}
 	shares := map[limitSet]bool{}
 	for i := range p.Tenants {

@@ -254,8 +254,6 @@ func (d *decoder) value(at place, n ast.Node, v reflect.Value) {
 		} else {
 			d.add(at, n, "must be true or false")
 		}
-	case reflect.Interface: // what does not exist yet: that it is there is all that counts
-		v.Set(reflect.ValueOf(true))
 	}
 }
 
@@ -331,7 +329,7 @@ func (d *decoder) mapping(at place, n ast.Node, v reflect.Value) {
 		i := slices.Index(names, name)
 		switch {
 		case i < 0:
-			d.add(at.field(name), key, "unknown field %q%s", name, didYouMean(name, names))
+			d.add(at.field(name), key, "unknown field %q%s", name, unknown(v, name, names))
 		case lines[name] > 0:
 			d.add(at.field(name), key, "%q stands here twice; the first is on line %d", name, lines[name])
 		default:
@@ -339,6 +337,19 @@ func (d *decoder) mapping(at place, n ast.Node, v reflect.Value) {
 		}
 		lines[name] = line
 	}
+}
+
+// misnamer is a type that knows by what names others call its fields: what to write instead, "" where it can't tell.
+type misnamer interface{ misnamed(name string) string }
+
+// unknown is the end of an error about a field that v does not have.
+func unknown(v reflect.Value, name string, names []string) string {
+	if m, ok := reflect.TypeAssert[misnamer](v.Addr()); ok && Nearest(name, names) == "" {
+		if instead := m.misnamed(name); instead != "" {
+			return "; " + instead
+		}
+	}
+	return didYouMean(name, names)
 }
 
 // fieldNames are a struct's, in its order: every field has one.

@@ -38,6 +38,7 @@ func Diff(old, new *Policy) []Change {
 	}{{old, new, a}, {new, old, b}} {
 		inWords(side.p.budgetsByPath(), side.other.budgetsByPath(), (*Budget).words, side.out)
 		inWords(side.p.cachesByPath(), side.other.cachesByPath(), (*Surface).words, side.out)
+		inWords(side.p.semanticsByPath(), side.other.semanticsByPath(), (*Surface).semanticWords, side.out)
 	}
 	var out []Change
 	for path, v := range a {

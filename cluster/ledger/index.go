@@ -103,9 +103,10 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 		return nil, err
 	}
 	ix.price(now)
+	models := p.modelsByName()
 	ix.Surfaces = make(map[string]*ResolvedSurface, len(p.Surfaces))
 	for i := range p.Surfaces {
-		ix.Surfaces[p.Surfaces[i].Name] = p.Surfaces[i].resolve()
+		ix.Surfaces[p.Surfaces[i].Name] = p.Surfaces[i].resolve(models)
 	}
 	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {

@@ -96,11 +96,11 @@ type rates struct{ input, cached, write, write1h, output NanoUSD }
 
 func (p *Price) rates() rates {
 	var r rates
-	r.input = orPrice(p.Input, 0)
-	r.cached = orPrice(p.CachedInput, r.input)
-	r.write = orPrice(p.CacheWrite, r.input)
-	r.write1h = orPrice(p.CacheWrite1h, r.write)
-	r.output = orPrice(p.Output, 0)
+	r.input = valueOr(p.Input, 0)
+	r.cached = valueOr(p.CachedInput, r.input)
+	r.write = valueOr(p.CacheWrite, r.input)
+	r.write1h = valueOr(p.CacheWrite1h, r.write)
+	r.output = valueOr(p.Output, 0)
 	return r
 }
 
@@ -194,7 +194,8 @@ func (s *nanoSum) dollars() NanoUSD {
 	return NanoUSD(min(q, math.MaxInt64))
 }
 
-func orPrice(p *NanoUSD, d NanoUSD) NanoUSD {
+// valueOr is what a policy says, d where it says nothing.
+func valueOr[T any](p *T, d T) T {
 	if p != nil {
 		return *p
 	}

@@ -31,6 +31,7 @@ models:
      prices: [{from: 2027-01-01, price_per_million: {input: "0.10", output: "0.30"}}, {from: 2028-01-01T12:00:00Z, free: true}],
      default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b], default_temperature: 0.7, prefix_minimum: 1024}
   - {name: llama-1b, backends: [vllm-a], free: true}
+  - {name: e5, backends: [pods], version: "1", free: true}
 plans:
   - name: pro
     tier: 2
@@ -56,7 +57,8 @@ keys:
   - {id: k1, tenant: acme, hash: "` + zeroHash + `", user: u, class: background, expires: 2027-01-01, models: [llama-8b], routes: [chat], surfaces: [docs-bot], assert_user: true}
 surfaces:
   - {name: docs-bot, template_version: "7", share: tenant, sensitive: [], volatility: docs,
-     exact: {ttl: 6h, max_ttl: 2d, stale: 10m, stale_if_error: 1d, beta: 1.5, temperature: 0.3, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 65536}}
+     exact: {ttl: 6h, max_ttl: 2d, stale: 10m, stale_if_error: 1d, beta: 1.5, temperature: 0.3, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 65536},
+     semantic: {mode: static, threshold: 0.93, error_bound: 0.005, hit_error_bound: 0.04, audit: 0.1, ttl: 5h, embedder: e5, verifier: small, answers: 0.9}}
   - {name: plain}
 global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}], budgets: [{name: fleet-day, scope: global, amount: "1000.00", period: day}]}
 notify: {webhook: "https://hooks.example/headgate", token_env: HOOK_TOKEN}
@@ -128,11 +130,11 @@ func TestParseRefuses(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"unknown field":      {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
-		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 25:"},
+		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 26:"},
 		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
 		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
 		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 14"},
-		"semantic cache":     {replace("volatility: docs", "volatility: docs, semantic: {mode: shadow}"), "surfaces[docs-bot].semantic"},
+		"semantic cache":     {replace("{name: plain}", "{name: plain, semantic: {}}"), "surfaces[plain].semantic: semantic needs exact"},
 		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
 		"no such backend":    {replace("backends: [vllm-a], free", "backends: [vllm-b], free"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
 		"no such plan":       {replace("{name: old, plan: pro}", "{name: old, plan: prp}"), `tenants[old].plan: there is no plan "prp"; did you mean "pro"`},
@@ -141,7 +143,7 @@ func TestParseRefuses(t *testing.T) {
 		"global on org":      {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
 		"unit":               {replace("unit: usd", "unit: dollars"), "is not one of requests"},
 		"rate":               {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
-		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 15:"},
+		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 16:"},
 		"zero rate":          {replace("rate: 60000/min", "rate: 0/min"), "zero"},
 		"burst":              {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
 		"slots with a rate":  {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},

@@ -39,7 +39,8 @@ type Surface struct {
 	Sensitive       []string `yaml:"sensitive,omitempty"`  // personal, financial, medical, legal
 	Volatility      string   `yaml:"volatility,omitempty"` // static | docs | live | personal
 	Exact           *Exact   `yaml:"exact,omitempty"`      // absent: answers are not kept
-	Semantic        any      `yaml:"semantic,omitempty"`   // refused until the cache exists
+	// Semantic: answers are for other wordings, too. absent: they are not.
+	Semantic *Semantic `yaml:"semantic,omitempty"`
 }
 
 // Exact says that answers to a surface's requests are kept for the same requests, which and for how long, as
@@ -66,6 +67,8 @@ type ResolvedSurface struct {
 	// Personal: what it answers depends on who asks, so that without a user nothing is kept.
 	Personal bool
 	Exact    *ResolvedExact // nil: answers are not kept. It hides Surface.Exact
+	// Semantic: nil where answers are for their own wording only. It hides Surface.Semantic. Where there is one there is an Exact.
+	Semantic *ResolvedSemantic
 }
 
 // ResolvedExact is Exact with its defaults in place.
@@ -120,9 +123,9 @@ func (s *Surface) personal() string {
 	return ""
 }
 
-// resolve compiles a valid surface.
-func (s *Surface) resolve() *ResolvedSurface {
-	r := &ResolvedSurface{Surface: s, Shared: s.shared(), Personal: s.personal() != ""}
+// resolve compiles a valid surface. models are by name and alias.
+func (s *Surface) resolve(models map[string]*Model) *ResolvedSurface {
+	r := &ResolvedSurface{Surface: s, Shared: s.shared(), Personal: s.personal() != "", Semantic: s.resolveSemantic(models)}
 	x := s.Exact
 	if x == nil {
 		return r
@@ -171,14 +174,14 @@ func (s *Surface) words() string {
 		{x.MaxTTL > 0, fmt.Sprintf("up to %s where they are asked for", x.MaxTTL)},
 		{x.Stale > 0, fmt.Sprintf("%s more while they are refreshed", x.Stale)},
 		{x.StaleIfError > 0, fmt.Sprintf("%s more where the model fails", x.StaleIfError)},
-		{x.Beta != nil, fmt.Sprintf("beta %s", orFactor(x.Beta))},
+		{x.Beta != nil, fmt.Sprintf("beta %s", valueOr(x.Beta, 0))},
 		{x.Temperature > 0, fmt.Sprintf("up to temperature %s", x.Temperature)},
 		{x.normalize() != "none", fmt.Sprintf("normalize %s", x.normalize())},
 		{x.Timestamps == "ok", "with times of the day"},
 		{x.Tools, "with tool calls"},
 		{x.N, "with several choices"},
 		{x.Length, "cut off ones too"},
-		{x.MaxBytes != nil, fmt.Sprintf("of %d bytes at most", orInt(x.MaxBytes))},
+		{x.MaxBytes != nil, fmt.Sprintf("of %d bytes at most", valueOr(x.MaxBytes, 0))},
 	} {
 		if f.is {
 			b.WriteString(", " + f.what)
@@ -190,22 +193,8 @@ func (s *Surface) words() string {
 	return b.String() + ", for each user"
 }
 
-func orFactor(f *Factor) Factor {
-	if f == nil {
-		return 0
-	}
-	return *f
-}
-
-func orInt(n *int64) int64 {
-	if n == nil {
-		return 0
-	}
-	return *n
-}
-
-// surface checks one surface.
-func (c *checker) surface(at place, s *Surface, seen map[string]bool) {
+// surface checks one surface. models are all names and aliases.
+func (c *checker) surface(at place, s *Surface, seen, models map[string]bool) {
 	c.name(at.field("name"), s.Name, seen)
 	c.oneOf(at.field("share"), s.Share, shareNames, true)
 	c.oneOf(at.field("volatility"), s.Volatility, volatilityNames, true)
@@ -216,7 +205,7 @@ func (c *checker) surface(at place, s *Surface, seen map[string]bool) {
 		c.exact(at.field("exact"), s)
 	}
 	if s.Semantic != nil {
-		c.add(at.field("semantic"), "the semantic cache is not available yet; remove it")
+		c.semantic(at.field("semantic"), s, models)
 	}
 	if why := s.personal(); why != "" && s.shared() {
 		c.add(at.field("share"), "%s and share: tenant contradict each other: one user would get another's answer; write share: user", why)
@@ -258,6 +247,7 @@ func (c *checker) exact(at place, s *Surface) {
 
 // surfaces warns of what of surfaces looks like a mistake.
 func (w *warnings) surfaces(p *Policy) {
+	models := p.modelsByName()
 	for i := range p.Surfaces {
 		s, at := &p.Surfaces[i], place{"", "$"}.item("surfaces", i, p.Surfaces[i].Name)
 		if s.Exact == nil {
@@ -271,6 +261,9 @@ func (w *warnings) surfaces(p *Policy) {
 		longest := max(s.ttl(), time.Duration(s.Exact.MaxTTL))
 		if most := 60 * defaultTTL(s.Volatility); (s.Volatility == "live" || s.Volatility == "personal") && longest > most {
 			w.add(at.field("exact"), "volatility is %s, and answers are kept for up to %s; is that so?", s.Volatility, Duration(longest))
+		}
+		if s.Semantic != nil {
+			w.semantic(at.field("semantic"), s, models)
 		}
 	}
 }

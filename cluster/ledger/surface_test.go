@@ -101,7 +101,6 @@ func TestSurfaceRefuses(t *testing.T) {
 		"volatility: personal, share: tenant":             "surfaces[docs].share: volatility: personal and share: tenant contradict each other",
 		"sensitive: [legal, personal], share: tenant":     "surfaces[docs].share: sensitive: [personal] and share: tenant contradict each other",
 		"volatility: daily":                               "is not one of static, docs, live, personal",
-		"semantic: {mode: shadow}":                        "the semantic cache is not available yet",
 		"share: all":                                      "is not one of user, tenant",
 		"exact: {tools: yes}":                             "must be true or false",
 		"}\nplans: [{name: q, cached: half}]\nglobal: {":  `plans[q].cached: "half" is not one of free, metered`,
