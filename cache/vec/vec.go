@@ -17,7 +17,9 @@ func Dot(a, b []float32) float32 {
 	if len(a) != len(b) {
 		panic("vec: Dot of vectors of two lengths")
 	}
-	return dotGo(a, b)
+	var sum [1]float32
+	present.dots(sum[:], a, b)
+	return sum[0]
 }
 
 // Dots sets dst[i] to the inner product of q and the ith row of rows: len(dst) rows of
@@ -26,14 +28,14 @@ func Dots(dst, q, rows []float32) {
 	if len(rows) != len(dst)*len(q) {
 		panic("vec: Dots wants len(dst) rows of len(q)")
 	}
-	dotsGo(dst, q, rows)
+	present.dots(dst, q, rows)
 }
 
 // DotsAt sets dst[i] to the inner product of q and row ids[i] of base, whose rows are of
 // len(q). It fetches the rows ahead into the cache: give it a whole list of neighbours at once.
 func DotsAt(dst []float32, q, base []float32, ids []uint32) {
 	checkAt(len(dst), len(q), len(base), ids)
-	dotsAtGo(dst, q, base, ids)
+	present.dotsAt(dst, q, base, ids)
 }
 
 // DotI8 is the inner product of a and b, exact for vectors of up to 131,071 numbers.

@@ -1,0 +1,55 @@
+package vec
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// aligned are numbers as the allocator lays large slices out: at the start of a line of the cache.
+func aligned(r *rand.Rand, n int) []float32 { return append(make([]float32, 0, n), floats(r, n)...) }
+
+func BenchmarkDot(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	x, y := aligned(r, 384), aligned(r, 384)
+	for _, l := range levels() {
+		b.Run(l.String(), func(b *testing.B) {
+			var dst [1]float32
+			for b.Loop() {
+				l.dots(dst[:], x, y)
+			}
+		})
+	}
+}
+
+// BenchmarkDots is brute force over 2,000 rows, which do not fit into the caches of a core.
+func BenchmarkDots(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	q, rows, dst := aligned(r, 384), aligned(r, 2000*384), make([]float32, 2000)
+	for _, l := range levels() {
+		b.Run(l.String(), func(b *testing.B) {
+			for b.Loop() {
+				l.dots(dst, q, rows)
+			}
+		})
+	}
+}
+
+// BenchmarkDotsAt asks for lists of 32 anywhere in base.
+func BenchmarkDotsAt(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, rows := range []int{1_000, 100_000} {
+		q, base, dst := aligned(r, 384), aligned(r, rows*384), make([]float32, 32)
+		ids := make([]uint32, 1<<16)
+		for i := range ids {
+			ids[i] = r.Uint32N(uint32(rows))
+		}
+		for _, l := range levels() {
+			b.Run(fmt.Sprintf("rows=%d/%s", rows, l), func(b *testing.B) {
+				for i := 0; b.Loop(); i = (i + 32) % len(ids) {
+					l.dotsAt(dst, q, base, ids[i:i+32])
+				}
+			})
+		}
+	}
+}

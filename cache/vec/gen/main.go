@@ -1,0 +1,59 @@
+// Command gen writes the assembly of cache/vec: `make generate` runs it.
+package main
+
+import (
+	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	build.ConstraintExpr("amd64")
+	masks()
+	floatRows("dotsAVX512", rowsOfFloat512, 4, false)
+	floatRows("dotsAtAVX512", rowsOfFloat512, 2, true)
+	floatRows("dotsAVX2", rowsOfFloat256, 1, false)
+	floatRows("dotsAtAVX2", rowsOfFloat256, 1, true)
+	build.Generate()
+}
+
+// ahead is how many rows before its turn a row is fetched into the cache.
+const ahead = 4
+
+// gp makes a copy of a register.
+func gp(from reg.Register) reg.GPVirtual {
+	to := build.GP64()
+	build.MOVQ(from, to)
+	return to
+}
+
+// at is the memory at base plus an index of bytes plus a constant.
+func at(base reg.Register, index reg.Register, bytes int) operand.Mem {
+	return operand.Mem{Base: base, Index: index, Scale: 1, Disp: bytes}
+}
+
+// other makes an instruction that avo does not know; the last of operands is read and written.
+func other(opcode string, suffixes []string, isa string, operands ...operand.Op) {
+	build.Instruction(&ir.Instruction{
+		Opcode: opcode, Suffixes: suffixes, Operands: operands,
+		Inputs: operands, Outputs: operands[len(operands)-1:], ISA: []string{isa},
+	})
+}
+
+// maskTable is 16 lanes of ones and then 8 of zeros: 8 lanes from 16 − n are n of ones, from 8 − n for n > 8 eight.
+func maskTable() operand.Mem {
+	return operand.NewDataAddr(operand.Symbol{Name: "masks", Static: true}, 0)
+}
+
+// masks writes the data of maskTable.
+func masks() {
+	build.GLOBL("masks", build.RODATA|build.NOPTR)
+	for i := range 24 {
+		v := uint32(0)
+		if i < 16 {
+			v = 1<<32 - 1
+		}
+		build.DATA(4*i, operand.U32(v))
+	}
+}
