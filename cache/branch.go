@@ -413,7 +413,7 @@ func (f *Fill) conclude(u *up, err error) {
 	switch u.kind {
 	case upStore, upShare:
 		b.ended = append(b.ended, u)
-		b.finish(Turn{Kind: TurnHit, Hit: Hit{Entry: u.entry, Tier: Live}})
+		b.finish(Turn{Kind: TurnHit, Hit: Hit{Entry: u.entry, Age: u.entry.Age, Tier: Live}})
 	case upUnshareable:
 		b.ended = append(b.ended, u)
 		b.finish(Turn{Kind: TurnPass})

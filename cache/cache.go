@@ -59,6 +59,12 @@ type Entry struct {
 	Life  Life
 	Delta time.Duration // how long the fill took
 	Age   time.Duration // since the fill; kept by whoever stores or sends it
+
+	// Via is the entry of the semantic cache that the answer was found under, which was to a
+	// question so similar; "": it is the model's answer to this one. Such an entry is shared
+	// with those who wait, and never stored.
+	Via        string
+	Similarity float64
 }
 
 // Hit is an entry that was found.

@@ -412,7 +412,8 @@ func (f *Fill) Write(p []byte) {
 // those who read it as it passed: they get io.EOF, and the next who waits leads.
 func (f *Fill) Store(en *Entry) { f.whole(upStore, en) }
 
-// Share ends the fill: the answer is whole, goes to those who wait now, and is not stored.
+// Share ends the fill: the answer is whole, goes to those who wait now, and is not stored. Of one that
+// was found elsewhere (Via) the caller sets what Store sets.
 func (f *Fill) Share(en *Entry) { f.whole(upShare, en) }
 
 func (f *Fill) whole(kind upKind, en *Entry) {
@@ -420,7 +421,10 @@ func (f *Fill) whole(kind upKind, en *Entry) {
 		return
 	}
 	e, filled := f.e, *en
-	filled.Key, filled.Stamp, filled.Delta, filled.Age = f.b.id.key, f.stamp, f.delta(), 0
+	filled.Key = f.b.id.key
+	if filled.Via == "" {
+		filled.Stamp, filled.Delta, filled.Age = f.stamp, f.delta(), 0
+	}
 	e.mu.Lock()
 	filled.Life = Jitter(filled.Life, e.cfg.Rand)
 	e.mu.Unlock()
@@ -428,7 +432,7 @@ func (f *Fill) whole(kind upKind, en *Entry) {
 	case size > maxEntry:
 		f.last(&up{kind: upUnshareable}, ErrBroken)
 		return
-	case size > f.maxEntry:
+	case size > f.maxEntry, filled.Via != "":
 		kind = upShare
 	}
 	if kind == upStore && e.cfg.Valid(&filled) { // before the flight ends, so that nobody finds neither

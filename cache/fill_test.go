@@ -688,6 +688,32 @@ func TestShared(t *testing.T) {
 	})
 }
 
+// TestFound: what was found elsewhere goes to those who wait as what it is, and is stored nowhere.
+func TestFound(t *testing.T) {
+	fillTest(t, func(t *testing.T) {
+		w, k := newWorld(t, 3), fillKey("q")
+		c := newCrowd(w)
+		for _, n := range w.nodes {
+			c.join(n, 2, Ask{Key: k})
+		}
+		synctest.Wait()
+		en := answerFor(k)
+		en.Via, en.Similarity, en.Stamp, en.Age = "e7", 0.875, 3, time.Minute
+		c.lead().Store(en)
+		c.want(turnedLead, 1, turnedHit, 5)
+		for _, turn := range c.got {
+			if h := turn.Hit; turn.Kind == TurnHit && (h.Via != en.Via || h.Similarity != en.Similarity || h.Stamp != en.Stamp || h.Age < time.Minute) {
+				t.Errorf("%+v", h)
+			}
+		}
+		for _, n := range w.nodes {
+			if n.shelf.has(k) {
+				t.Errorf("node %d stored it", n.index)
+			}
+		}
+	})
+}
+
 // TestTooLarge: a stream that nobody can be given any more.
 func TestTooLarge(t *testing.T) {
 	fillTest(t, func(t *testing.T) {

@@ -33,7 +33,7 @@ const OtherWatched = "other"
 // Event is what the cache did for one request. Note keeps nothing of it but copies of the names.
 type Event struct {
 	Tenant, Surface string
-	// Outcome is exact, stale, live, miss, partial (of several parts of the request some were kept),
+	// Outcome is exact, stale, live, semantic, miss, partial (of several parts of the request some were kept),
 	// failed (it got the error of another), bypass or uncacheable; or stale_if_error or unkept (its
 	// answer was not kept), which come after the miss of the same request. Others are not counted.
 	Outcome      string
@@ -50,7 +50,8 @@ type Line struct {
 	Requests        int64
 	Exact           int64 // hits,
 	Stale           int64 // hits that were too old,
-	Live            int64 // and those on an answer that was under way
+	Live            int64 // those on an answer that was under way,
+	Semantic        int64 // and those by a question that means the same
 	Misses          int64
 	Partial         int64
 	StaleIfError    int64 // of the misses
@@ -101,6 +102,7 @@ const (
 	watchExact watchKind = iota
 	watchStale
 	watchLive
+	watchSemantic
 	watchMiss
 	watchPartial
 	watchStaleIfError
@@ -119,6 +121,8 @@ func watchKindOf(outcome string) (watchKind, bool) {
 		return watchStale, true
 	case "live":
 		return watchLive, true
+	case "semantic":
+		return watchSemantic, true
 	case "miss":
 		return watchMiss, true
 	case "partial":
@@ -244,7 +248,7 @@ func (p *watched) note(kind watchKind, e *Event, now int64) {
 		p.uncacheable.add(e.Why, 1)
 	case watchUnkept:
 		p.unkept.add(e.Why, 1)
-	case watchExact, watchStale, watchLive, watchMiss, watchPartial:
+	case watchExact, watchStale, watchLive, watchSemantic, watchMiss, watchPartial:
 		b := p.bin(now)
 		b.lookups++
 		switch kind {
@@ -419,13 +423,13 @@ func (w *Watch) Snapshot(now int64) []Line {
 
 func (p *watched) line(now int64) Line {
 	c := &p.count
-	hits := c[watchExact] + c[watchStale] + c[watchLive]
+	hits := c[watchExact] + c[watchStale] + c[watchLive] + c[watchSemantic]
 	lookups := hits + c[watchMiss] + c[watchPartial]
 	recent, _ := p.windows(now)
 	l := Line{
 		Tenant: p.name.tenant, Surface: p.name.surface, Personal: p.personal,
 		Requests: lookups + c[watchFailed] + c[watchBypass] + c[watchUncacheable],
-		Exact:    c[watchExact], Stale: c[watchStale], Live: c[watchLive], Misses: c[watchMiss], Partial: c[watchPartial],
+		Exact:    c[watchExact], Stale: c[watchStale], Live: c[watchLive], Semantic: c[watchSemantic], Misses: c[watchMiss], Partial: c[watchPartial],
 		StaleIfError: c[watchStaleIfError], Failed: c[watchFailed], Bypass: c[watchBypass],
 		Uncacheable: p.uncacheable.counts(), Unkept: p.unkept.counts(), SavedNanoUSD: p.saved,
 		HitRate: shareOf(hits, lookups), Recent: shareOf(recent.hits, recent.lookups), RecentOf: recent.lookups,

@@ -126,11 +126,11 @@ func TestWatchWindows(t *testing.T) {
 		steps := rapid.IntRange(1, 60).Draw(t, "steps")
 		for range steps {
 			now += rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, watchMinute), rapid.Int64Range(0, 20*watchMinute), rapid.Int64Range(0, 200*watchMinute)).Draw(t, "later")
-			outcome := rapid.SampledFrom([]string{"exact", "stale", "live", "miss", "partial", "failed", "bypass", "uncacheable", "stale_if_error"}).Draw(t, "outcome")
+			outcome := rapid.SampledFrom([]string{"exact", "stale", "live", "semantic", "miss", "partial", "failed", "bypass", "uncacheable", "stale_if_error"}).Draw(t, "outcome")
 			w.Note(&Event{Tenant: "t", Surface: "s", Outcome: outcome}, now)
 			s := seen{floor(now), tally{lookups: 1}}
 			switch outcome {
-			case "exact", "stale", "live":
+			case "exact", "stale", "live", "semantic":
 				s.hits = 1
 			case "partial":
 				s.partial = 1

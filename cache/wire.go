@@ -24,7 +24,7 @@ func encodeEntry(e *Entry, age time.Duration) *pb.Entry {
 		Key: e.Key[:], Tenant: []byte(e.Tenant), Surface: []byte(e.Surface), ContentType: []byte(e.ContentType),
 		Stamp: e.Stamp, Input: e.Input, CachedInput: e.CachedInput, Output: e.Output, Ttl: int64(e.Life.TTL),
 		MaxTtl: int64(e.Life.MaxTTL), Stale: int64(e.Life.Stale), StaleIfError: int64(e.Life.StaleIfError), Beta: e.Life.Beta,
-		Delta: int64(e.Delta), Age: int64(age),
+		Delta: int64(e.Delta), Age: int64(age), Via: []byte(e.Via), Similarity: e.Similarity,
 	}
 	for _, t := range e.Tags {
 		m.Tags = append(m.Tags, []byte(t))
@@ -47,11 +47,13 @@ func decodeEntry(m *pb.Entry) (*Entry, error) {
 		return nil, errors.New("entry: a count is negative")
 	case math.IsNaN(m.GetBeta()), math.IsInf(m.GetBeta(), 0), m.GetBeta() < 0:
 		return nil, fmt.Errorf("entry: beta %v", m.GetBeta())
+	case len(m.GetVia()) > maxName, !(m.GetSimilarity() >= 0 && m.GetSimilarity() <= 1):
+		return nil, fmt.Errorf("entry: found at similarity %v", m.GetSimilarity())
 	}
 	e := &Entry{
 		Key: k, Tenant: string(m.GetTenant()), Surface: string(m.GetSurface()), ContentType: string(m.GetContentType()),
 		Stamp: m.GetStamp(), Input: m.GetInput(), CachedInput: m.GetCachedInput(), Output: m.GetOutput(),
-		Delta: time.Duration(m.GetDelta()), Age: time.Duration(m.GetAge()),
+		Delta: time.Duration(m.GetDelta()), Age: time.Duration(m.GetAge()), Via: string(m.GetVia()), Similarity: m.GetSimilarity(),
 		Life: Life{
 			TTL: time.Duration(m.GetTtl()), MaxTTL: time.Duration(m.GetMaxTtl()), Stale: time.Duration(m.GetStale()),
 			StaleIfError: time.Duration(m.GetStaleIfError()), Beta: m.GetBeta(),

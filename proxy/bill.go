@@ -256,8 +256,19 @@ func (x *exchange) payNothing() {
 	}
 }
 
-// tierExact is what the usage log calls the cache of exact repetitions.
-const tierExact = "exact"
+// What the usage log calls the caches of exact repetitions, and of similar questions.
+const (
+	tierExact    = "exact"
+	tierSemantic = "semantic"
+)
+
+// billTier is the cache that answered.
+func (c *consult) billTier() string {
+	if c.tier == tierSemantic {
+		return tierSemantic
+	}
+	return tierExact
+}
 
 // refusal is why no money could be reserved, and the charge at fault; nil if there is none
 // in particular. What kept Money from deciding refuses, too.
@@ -343,7 +354,7 @@ func (x *exchange) settleBill(o outcome) {
 		b.Usage = a.usage
 	}
 	if x.cache.tier != "" {
-		b.Tier = tierExact
+		b.Tier = x.cache.billTier()
 	}
 	b.Cost, b.Cancelled = a.nanoUSD, o == outcomeRefused
 	b.Backend, b.Status, b.Outcome = a.backend, a.status, x.billOutcome(o)

@@ -64,6 +64,10 @@ type Cached struct {
 	Stale                      bool // older than its time
 	Refresh                    bool // this request is the one that should refresh it
 	Live                       bool // another request's, which has just been answered
+
+	Entry      string  // of the cache of similar questions that it was found under; "": it is to this very question
+	Similarity float64 // of the two questions then
+	Stamp      uint64  // and where the ledger was when its model was asked
 }
 
 // CacheAsk is one question to the cluster.
@@ -145,14 +149,24 @@ type CacheEntry struct {
 	Tags                         []string
 	Input, CachedInput, Output   int64
 	Life                         CacheLife
+	Found                        *Found // it is the answer to a similar question; nil: to this one
+}
+
+// Found says under what an answer to another question was found.
+type Found struct {
+	Entry      string
+	Similarity float64
+	Stamp      uint64
+	Age        time.Duration
 }
 
 // Surface is a named product entry.
 type Surface struct {
 	Name, Template string
-	Share          bool        // answers may be shared between the users of a tenant
-	Personal       bool        // answers are about their users
-	Exact          *ExactCache // nil: answers are not kept
+	Share          bool           // answers may be shared between the users of a tenant
+	Personal       bool           // answers are about their users
+	Exact          *ExactCache    // nil: answers are not kept
+	Semantic       *SemanticCache // nil: none serves a question that only means the same
 }
 
 // ExactCache is how a surface's answers are kept.

@@ -67,6 +67,7 @@ type setup struct {
 	switches  *proxy.Switches
 
 	surfaces []*proxy.Surface // if any, there is a cache, and the default caller may name any, and a user; it is of the first
+	semantic proxy.Semantic
 	watch    proxy.CacheWatch
 	hearing  func() bool // of what is void; nil: always
 }
@@ -169,7 +170,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
 		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Degraded: w.lender.degraded, Where: w.lender.where,
-		Money: w.till, BudgetStatus: s.broke, Cache: kept, Elements: elements, Watch: s.watch, Hearing: s.hearing,
+		Money: w.till, BudgetStatus: s.broke, Cache: kept, Elements: elements, Semantic: s.semantic, Watch: s.watch, Hearing: s.hearing,
 	}))
 	w.proxy.SetSwitches(s.switches)
 	if !s.unready {

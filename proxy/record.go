@@ -55,7 +55,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		spent:       prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_spent_usd", Help: "Spent of a tenant's or the fleet's budget in its period, in dollars, as this node saw it last. Budgets of keys, users and models are not shown."}, []string{"tenant", "budget"}),
 		left:        prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "headgate_budget_remaining_usd", Help: "What was left of it, in dollars."}, []string{"tenant", "budget"}),
 		overrun:     prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_strict_overruns_total", Help: "Answers that cost more than their strict budgets had reserved: the backend does not keep to its caps, or the policy to the model's context."}),
-		cache:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_requests_total", Help: "Requests that the cache had to do with, by tier and outcome (exact: answered by what is kept; stale: that is being refreshed, or the model failed; live: by another request's answer; stale_if_error; failed: by its error; miss: the model was asked; partial: for some of the inputs; refresh; uncacheable; bypass)."}, []string{"tier", "outcome"}),
+		cache:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_requests_total", Help: "Requests that the cache had to do with, by tier and outcome (exact: answered by what is kept; stale: that is being refreshed, or the model failed; live: by another request's answer; stale_if_error; failed: by its error; miss: the model was asked; partial: for some of the inputs; refresh; uncacheable; bypass; of the semantic tier: hit, miss, explore, audit, shadow, unfit, failed)."}, []string{"tier", "outcome"}),
 		savings:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_saved_usd_total", Help: "What answers of the cache would have cost, in dollars."}, []string{"tenant"}),
 		unkept:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_unkept_total", Help: "Answers that a model gave and that are not kept, by reason (length, tools, timestamps, max_bytes, private: the backend says so; incomplete; cut: to a budget; shape: it can't be looked into)."}, []string{"reason"}),
 		tenants:     map[string]bool{},
@@ -135,7 +135,11 @@ func (m *metrics) billed(x *exchange) {
 
 // cached counts what the cache did for a request, and what that saved.
 func (m *metrics) cached(tenant, outcome string, savedNanoUSD int64) {
-	m.cache.WithLabelValues(tierExact, outcome).Inc()
+	if outcome == tierSemantic {
+		m.cache.WithLabelValues(tierSemantic, "hit").Inc()
+	} else {
+		m.cache.WithLabelValues(tierExact, outcome).Inc()
+	}
 	if savedNanoUSD > 0 {
 		m.savings.WithLabelValues(m.tenant(tenant)).Add(float64(savedNanoUSD) / 1e9)
 	}
@@ -214,7 +218,7 @@ func (x *exchange) record() {
 func (x *exchange) way() string {
 	switch {
 	case x.cache.tier != "":
-		return tierExact
+		return x.cache.billTier()
 	case x.answer.backend != "":
 		return "upstream"
 	case x.answer.started:
@@ -250,6 +254,9 @@ func (x *exchange) whatAttrs(attrs []slog.Attr) []slog.Attr {
 		attrs = append(attrs, slog.String("cache", x.cache.word()))
 		if x.cache.unkept != "" {
 			attrs = append(attrs, slog.String("cache_unkept", x.cache.unkept))
+		}
+		if x.cache.entry != "" {
+			attrs = append(attrs, slog.String("cache_entry", x.cache.entry), slog.Float64("similarity", x.cache.alike))
 		}
 	}
 	return attrs

@@ -80,6 +80,8 @@ type Config struct {
 	// Cache keeps answers, Elements those of embeddings, input by input; nil: none are kept.
 	Cache    Cache
 	Elements Elements
+	// Semantic finds answers to questions that mean the same; nil: nobody does.
+	Semantic Semantic
 	// Watch is told what the cache does; nil: nobody is.
 	Watch CacheWatch
 	// Hearing says whether this node hears now of kept answers that are void; nil: always.
@@ -333,7 +335,7 @@ func (x *exchange) unknownKey() error {
 func (x *exchange) identify() error {
 	c, h := x.caller, x.r.Header
 	x.user, x.class, x.timeout = c.User, c.Class, c.Timeout
-	for _, name := range [...]string{"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Timeout", "X-Headgate-No-Degrade"} {
+	for _, name := range [...]string{"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Similarity", "X-Headgate-Timeout", "X-Headgate-No-Degrade"} {
 		if len(h[name]) > 1 { // which of them was meant, nobody knows
 			return malformed(http.StatusBadRequest, name, "%s is there %d times; send it once, and have proxies replace what clients sent", name, len(h[name]))
 		}

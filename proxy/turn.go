@@ -42,7 +42,11 @@ type consult struct {
 	extra   int64         // tokens of what was kept of an answer, to be charged with the rest
 	unkept  string        // why an answer that a model gave is not kept
 	pub     publisher
-	tier    string // that answered: exact, stale, live or ""
+	least   float64           // similarity of a question whose answer will do
+	learn   func(*CacheEntry) // wants to know what the model says; nil: nobody does
+	tier    string            // that answered: exact, stale, live, semantic or ""
+	entry   string            // of the cache of similar questions that answered
+	alike   float64           // how similar that question is
 	age     time.Duration
 }
 
@@ -67,7 +71,7 @@ func (x *exchange) cacheHeaders() error {
 		}
 		c.tags = tags
 	}
-	return nil
+	return x.leastSimilarity()
 }
 
 // parseTags adds the tags of a comma-separated line, up to so many.
@@ -107,15 +111,23 @@ func (x *exchange) consider() {
 // would not come with theirs: it is asked for anew, and kept with both.
 func (x *exchange) tagged(k *Cached) bool {
 	c := &x.cache
+	if k.Entry != "" {
+		return x.acceptable(k)
+	}
 	if k.Live { // it was asked for while this request waited; who asks next finds what it lacks
 		return true
 	}
-	missing := slices.ContainsFunc(c.tags, func(tag string) bool { return !slices.Contains(k.Tags, tag) })
-	if !missing || c.mode == cacheOnly {
-		return !missing
+	has := hasTags(k.Tags, c.tags)
+	if has || c.mode == cacheOnly {
+		return has
 	}
 	c.mode, c.tags = cacheRefresh, joinTags(c.tags, k.Tags)
 	return false
+}
+
+// hasTags says whether tags has all that are wanted.
+func hasTags(tags, wanted []string) bool {
+	return !slices.ContainsFunc(wanted, func(tag string) bool { return !slices.Contains(tags, tag) })
 }
 
 // joinTags are both, as far as there is room.
@@ -330,6 +342,9 @@ func (x *exchange) turn(look, metered bool) error {
 		return x.serveFailed(t.Failed, metered)
 	}
 	if c.mode == cacheOnly {
+		if x.similar(metered) {
+			return nil
+		}
 		x.settle(outcomeMalformed)
 		return errNotKept("no answer to this request is kept")
 	}
@@ -380,6 +395,9 @@ func (x *exchange) leadFor() time.Duration {
 func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	c := &x.cache
 	c.fill, c.stale, c.pub = t.Fill, t.Stale, publisher{}
+	if x.similar(metered) {
+		return nil
+	}
 	x.cacheHeader("miss")
 	x.missed()
 	if !metered {
@@ -449,6 +467,9 @@ func (x *exchange) endFill(e FillEnd) {
 	if x.cache.fill != nil {
 		x.cache.fill.End(e)
 		x.cache.fill = nil
+		if e.Kind == FillStore {
+			x.teach(e.Entry)
+		}
 	}
 }
 
@@ -458,17 +479,35 @@ var errLiveBroke = errors.New("the answer of another request broke off")
 // serveKept answers with what was kept. It does not where that can't be told as the client wants
 // it: then nothing has been done.
 func (x *exchange) serveKept(k *Cached, metered bool) (served bool) {
+	body, contentType, ok := x.shaped(k)
+	if ok {
+		x.handOut(k, body, contentType, metered)
+	}
+	return ok
+}
+
+// shaped is shape; where that fails, it is logged.
+func (x *exchange) shaped(k *Cached) (body []byte, contentType string, ok bool) {
+	body, contentType, err := x.shape(k)
+	if err != nil {
+		x.p.cfg.Logger.Debug("a kept answer can't be replayed", "request_id", x.id, "error", err)
+	}
+	return body, contentType, err == nil
+}
+
+// handOut answers with k, in that shape.
+func (x *exchange) handOut(k *Cached, body []byte, contentType string, metered bool) {
 	word := "exact"
 	switch {
+	case k.Entry != "":
+		word = tierSemantic
+		x.cache.entry, x.cache.alike = k.Entry, k.Similarity
+		x.w.Header().Set("X-Headgate-Cache-Entry", k.Entry)
+		x.w.Header().Set("X-Headgate-Similarity", strconv.FormatFloat(k.Similarity, 'f', 3, 64))
 	case k.Live:
 		word = "live"
 	case k.Stale:
 		word = "stale"
-	}
-	body, contentType, err := x.shape(k)
-	if err != nil {
-		x.p.cfg.Logger.Debug("a kept answer can't be replayed", "request_id", x.id, "error", err)
-		return false
 	}
 	x.answer.usage = openai.Usage{Input: k.Input, CachedInput: k.CachedInput, Output: k.Output, Known: true}
 	x.settleKept(word, metered)
@@ -478,7 +517,6 @@ func (x *exchange) serveKept(k *Cached, metered bool) (served bool) {
 	if k.Refresh && x.cache.mode != cacheOnly {
 		x.refreshLater(k)
 	}
-	return true
 }
 
 // shape is what was kept as the client wants it: whole, or as a stream.

@@ -196,6 +196,8 @@ type Entry struct {
 	Beta          float64                `protobuf:"fixed64,15,opt,name=beta,proto3" json:"beta,omitempty"`
 	Delta         int64                  `protobuf:"varint,16,opt,name=delta,proto3" json:"delta,omitempty"`
 	Age           int64                  `protobuf:"varint,17,opt,name=age,proto3" json:"age,omitempty"`
+	Via           []byte                 `protobuf:"bytes,18,opt,name=via,proto3" json:"via,omitempty"` // the entry of the semantic cache that it was found under; never stored then
+	Similarity    float64                `protobuf:"fixed64,19,opt,name=similarity,proto3" json:"similarity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -345,6 +347,20 @@ func (x *Entry) GetDelta() int64 {
 func (x *Entry) GetAge() int64 {
 	if x != nil {
 		return x.Age
+	}
+	return 0
+}
+
+func (x *Entry) GetVia() []byte {
+	if x != nil {
+		return x.Via
+	}
+	return nil
+}
+
+func (x *Entry) GetSimilarity() float64 {
+	if x != nil {
+		return x.Similarity
 	}
 	return 0
 }
@@ -885,7 +901,7 @@ var File_cache_cachepb_cache_proto protoreflect.FileDescriptor
 
 const file_cache_cachepb_cache_proto_rawDesc = "" +
 	"\n" +
-	"\x19cache/cachepb/cache.proto\x12\x11headgate.cache.v1\"\xa0\x03\n" +
+	"\x19cache/cachepb/cache.proto\x12\x11headgate.cache.v1\"\xd2\x03\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x18\n" +
@@ -904,7 +920,11 @@ const file_cache_cachepb_cache_proto_rawDesc = "" +
 	"\x0estale_if_error\x18\x0e \x01(\x03R\fstaleIfError\x12\x12\n" +
 	"\x04beta\x18\x0f \x01(\x01R\x04beta\x12\x14\n" +
 	"\x05delta\x18\x10 \x01(\x03R\x05delta\x12\x10\n" +
-	"\x03age\x18\x11 \x01(\x03R\x03age\"\x8a\x01\n" +
+	"\x03age\x18\x11 \x01(\x03R\x03age\x12\x10\n" +
+	"\x03via\x18\x12 \x01(\fR\x03via\x12\x1e\n" +
+	"\n" +
+	"similarity\x18\x13 \x01(\x01R\n" +
+	"similarity\"\x8a\x01\n" +
 	"\x03Ask\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x18\n" +
 	"\arefresh\x18\x02 \x01(\bR\arefresh\x12\x14\n" +

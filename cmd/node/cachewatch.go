@@ -134,7 +134,7 @@ func cacheSurfaces(lines []cache.Line) []admin.CacheSurface {
 	for i := range lines {
 		l := &lines[i]
 		s := admin.CacheSurface{
-			Tenant: l.Tenant, Surface: l.Surface, Personal: l.Personal, Requests: l.Requests, Exact: l.Exact, Stale: l.Stale, Live: l.Live,
+			Tenant: l.Tenant, Surface: l.Surface, Personal: l.Personal, Requests: l.Requests, Exact: l.Exact, Stale: l.Stale, Live: l.Live, Semantic: l.Semantic,
 			Misses: l.Misses, Partial: l.Partial, Bypass: l.Bypass, Failed: l.Failed, Uncacheable: l.Uncacheable, Saved: admin.USD(l.SavedNanoUSD),
 			HitRate: l.HitRate, Recent: l.Recent, RecentOf: l.RecentOf, Unkept: l.Unkept, StaleIfError: l.StaleIfError,
 		}

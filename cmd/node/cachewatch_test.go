@@ -64,7 +64,7 @@ func TestCacheWatchAdapts(t *testing.T) {
 		t.Errorf("of 128 misses %d were looked at", asked)
 	}
 	got := cacheSurfaces(w.watch.Snapshot(now))
-	want := `[{"tenant":"acme","surface":"faq","personal":true,"requests":161,"exact":32,"stale":0,"live":0,"misses":128,"partial":0,"bypass":0,"failed":0,` +
+	want := `[{"tenant":"acme","surface":"faq","personal":true,"requests":161,"exact":32,"stale":0,"live":0,"semantic":0,"misses":128,"partial":0,"bypass":0,"failed":0,` +
 		`"uncacheable":{"n":1},"saved_usd":"0.00000016","hit_rate":0.2,"recent_hit_rate":0.2,"recent_requests":160}]`
 	if raw, err := json.Marshal(got); err != nil || string(raw) != want {
 		t.Errorf("%s, %v", raw, err)

@@ -77,6 +77,7 @@ type CacheSurface struct {
 	Exact        int64            `json:"exact"`                    // answered by what was kept,
 	Stale        int64            `json:"stale"`                    // by what was kept and is too old,
 	Live         int64            `json:"live"`                     // by the answer to another that was under way
+	Semantic     int64            `json:"semantic"`                 // by the answer to a question that means the same
 	Misses       int64            `json:"misses"`                   // answered by the model, and may be kept
 	Partial      int64            `json:"partial"`                  // embeddings of which some were kept
 	Bypass       int64            `json:"bypass"`                   // the client did not want the cache
@@ -85,7 +86,7 @@ type CacheSurface struct {
 	Unkept       map[string]int64 `json:"unkept,omitempty"`         // answers to misses that were not kept, by why
 	StaleIfError int64            `json:"stale_if_error,omitempty"` // of the misses: the model failed, and what was too old was served
 	Saved        USD              `json:"saved_usd"`                // what hits would have cost
-	HitRate      float64          `json:"hit_rate"`                 // hits (exact, stale, live) of those, misses and partial, 0 to 1
+	HitRate      float64          `json:"hit_rate"`                 // hits (exact, stale, live, semantic) of those, misses and partial, 0 to 1
 	Recent       float64          `json:"recent_hit_rate"`          // of the last ten minutes
 	RecentOf     int64            `json:"recent_requests"`          // of which it is
 	Alerts       []string         `json:"alerts,omitempty"`         // that go on now: drop, never, rise
