@@ -1,29 +1,225 @@
 package threshold
 
-// Cell is a class of evidence that the pool counts as one.
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+)
+
+// Cell is a class of evidence that the pool counts as one: a step of the similarity by a step of the vote.
 type Cell uint32
+
+const (
+	simSteps  = 50 // of the similarity, .02 each
+	voteSteps = 64 // of the vote, a quarter each
+	voteFrom  = -4.0
+	voteStep  = 0.25
+	cells     = Cell(simSteps * voteSteps)
+)
+
+// cellOf is the cell of a similarity and a vote; what lies outside belongs to the nearest.
+func cellOf(s, vote float64) Cell {
+	x := min(max(int(s*simSteps), 0), simSteps-1)
+	y := min(max(int(math.Floor((vote-voteFrom)/voteStep)), 0), voteSteps-1)
+	return Cell(x*voteSteps + y)
+}
+
+// middle is the evidence that a cell stands for.
+func (c Cell) middle() (s, vote float64) {
+	return (float64(c/voteSteps) + 0.5) / simSteps, voteFrom + (float64(c%voteSteps)+0.5)*voteStep
+}
+
+// count is what was seen of a cell.
+type count struct {
+	seen     uint32 // questions
+	labelled uint32 // of them
+	same     uint32 // of these
+}
+
+func (c *count) add(o count) {
+	c.seen, c.labelled, c.same = sum32(c.seen, o.seen), sum32(c.labelled, o.labelled), sum32(c.same, o.same)
+}
+
+func sum32(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), math.MaxUint32)) }
+
+// sketch is counts by cell.
+type sketch map[Cell]count
+
+func (k sketch) addTo(to sketch) {
+	for c, n := range k {
+		sum := to[c]
+		sum.add(n)
+		to[c] = sum
+	}
+}
+
+// maxLabels is how many labels a node keeps of a pool before it halves all counts: what is old counts less and less.
+const maxLabels = 20_000
 
 // Pool is what was observed of all entries of one (tenant, surface, embedder), as counts by Cell, and the model that is
 // fitted to them. Its counts are sums: those of several nodes are added. Safe for concurrent use.
-type Pool struct{}
+type Pool struct {
+	mu     sync.Mutex
+	own    sketch
+	labels int // in own
+	peers  map[string]sketch
+
+	model  model
+	fresh  int  // labels since the model was fitted
+	stale  bool // a peer told something since
+	bounds [2]float64
+}
 
 // NewPool is an empty one.
-func NewPool() *Pool { return &Pool{} }
+func NewPool() *Pool {
+	return &Pool{own: sketch{}, peers: map[string]sketch{}}
+}
 
-// Seen counts a question whose evidence was of that cell, whatever was decided.
-func (p *Pool) Seen(c Cell) {}
+// Seen counts a question whose evidence was of that cell, whatever was decided. A cell that no Decide gave counts nothing.
+func (p *Pool) Seen(c Cell) { p.count(c, count{seen: 1}) }
 
 // Add counts a label: whether the candidate's answer was the answer.
-func (p *Pool) Add(c Cell, same bool) {}
+func (p *Pool) Add(c Cell, same bool) {
+	n := count{labelled: 1}
+	if same {
+		n.same = 1
+	}
+	p.count(c, n)
+}
 
-// Own is what this node has counted, for others to Hear. At most MaxSketch bytes.
-func (p *Pool) Own() []byte { return nil }
+func (p *Pool) count(c Cell, n count) {
+	if c >= cells {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sum := p.own[c]
+	sum.add(n)
+	p.own[c] = sum
+	p.labels += int(n.labelled)
+	p.fresh += int(n.labelled)
+	if p.labels > maxLabels {
+		p.halve()
+	}
+}
+
+// halve forgets half of everything.
+func (p *Pool) halve() {
+	p.labels = 0
+	for c, n := range p.own {
+		n = count{n.seen / 2, n.labelled / 2, min(n.same/2, n.labelled/2)}
+		if n == (count{}) {
+			delete(p.own, c)
+			continue
+		}
+		p.own[c] = n
+		p.labels += int(n.labelled)
+	}
+}
 
 // MaxSketch is the most bytes that Own returns and Hear reads.
-const MaxSketch = 256 << 10
+const MaxSketch = 64 << 10
+
+const sketchVersion = 1
+
+// Own is what this node has counted, for others to Hear. At most MaxSketch bytes.
+func (p *Pool) Own() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := []byte{sketchVersion}
+	for _, c := range slices.Sorted(maps.Keys(p.own)) {
+		n := p.own[c]
+		b = binary.AppendUvarint(b, uint64(c))
+		b = binary.AppendUvarint(b, uint64(n.seen))
+		b = binary.AppendUvarint(b, uint64(n.labelled))
+		b = binary.AppendUvarint(b, uint64(n.same))
+	}
+	return b
+}
+
+// readSketch is the sketch that Own wrote: cells in order, none twice.
+func readSketch(b []byte) (sketch, error) {
+	switch {
+	case len(b) > MaxSketch:
+		return nil, fmt.Errorf("sketch: %d bytes: above %d", len(b), MaxSketch)
+	case len(b) == 0 || b[0] != sketchVersion:
+		return nil, errors.New("sketch: of another version")
+	}
+	k, last := sketch{}, -1
+	for b = b[1:]; len(b) > 0; {
+		var v [4]uint64
+		for i := range v {
+			n := 0
+			if v[i], n = binary.Uvarint(b); n <= 0 || v[i] > math.MaxUint32 {
+				return nil, errors.New("sketch: it breaks off")
+			}
+			b = b[n:]
+		}
+		if v[0] >= uint64(cells) || int(v[0]) <= last || v[3] > v[2] {
+			return nil, errors.New("sketch: cells out of order, or more right than labelled")
+		}
+		last = int(v[0])
+		k[Cell(v[0])] = count{uint32(v[1]), uint32(v[2]), uint32(v[3])}
+	}
+	return k, nil
+}
+
+// MaxPeers is from how many peers a pool or a budget keeps what they told. Beyond, they are an error.
+const MaxPeers = 64
 
 // Hear replaces what the peer has last told. Anything but what Own returned is an error, and changes nothing.
-func (p *Pool) Hear(peer string, told []byte) error { return nil }
+func (p *Pool) Hear(peer string, told []byte) error {
+	k, err := readSketch(told)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.peers[peer]; !known && len(p.peers) >= MaxPeers {
+		return fmt.Errorf("sketch: more than %d peers", MaxPeers)
+	}
+	p.peers[peer], p.stale = k, true
+	return nil
+}
 
 // Forget drops what the peer has told.
-func (p *Pool) Forget(peer string) {}
+func (p *Pool) Forget(peer string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.peers, peer)
+	p.stale = true
+}
+
+// Bytes is about what the pool takes in memory.
+func (p *Pool) Bytes() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.own)
+	for _, k := range p.peers {
+		n += len(k)
+	}
+	return 48 * n // of a map's entry, its share of empty ones included
+}
+
+// current is the model for the policy's bounds, fitted anew where enough was learned since: a twentieth more labels, at
+// least four.
+func (p *Pool) current(hitBound, bound float64) model {
+	if p == nil {
+		return model{cut: math.Inf(1)}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if want := [2]float64{hitBound, bound}; p.fresh >= max(4, p.model.labels/20) || p.stale || p.bounds != want {
+		all := maps.Clone(p.own)
+		for _, k := range p.peers {
+			k.addTo(all)
+		}
+		p.model = fitModel(all, hitBound, bound)
+		p.fresh, p.stale, p.bounds = 0, false, want
+	}
+	return p.model
+}

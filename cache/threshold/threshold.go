@@ -96,20 +96,42 @@ type Decision struct {
 // WouldHit tells whether the answer would have been served, had nobody wanted to check it.
 func (d *Decision) WouldHit() bool { return d.Action == Serve || d.Action == Audit }
 
-// Decide says what to do. It changes nothing: who calls counts with Budget.Count and Pool.Seen what became of it, since it may yet
-// decide otherwise (a client's least similarity, a verifier). rng must not be used by others at the same time.
+// Decide says what to do. It changes nothing but caches: who calls counts with Budget.Count and Pool.Seen what became of
+// it, since it may yet decide otherwise (a client's least similarity, a verifier). rng and e.Own must not be used by
+// others at the same time. A nil Budget allows nothing.
 func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
-	d := Decision{Action: Miss, Why: "no neighbour is near"}
-	if p.Mode == Static {
-		d.Threshold = p.Threshold
-		if e.Similarity >= p.Threshold {
-			d.Action, d.Why = Serve, "similar enough"
-		} else {
-			d.Why = "not similar enough"
-		}
+	v := vote(e)
+	d := Decision{Action: Miss, Cell: cellOf(e.Similarity, v)}
+	var would bool
+	switch p.Mode {
+	case Static:
+		d.Threshold, would = p.Threshold, e.Similarity >= p.Threshold
+		d.Why = "below the threshold"
+	case VCache:
+		f := e.Own.Fit()
+		d.Threshold = f.T
+		d.Tau, d.Confidence = f.Tau(e.Similarity, p.ErrorBound)
+		would = rng.Float64() > d.Tau
+		d.Action, d.Why = Explore, "the entry's observations do not bear it"
+	default:
+		m := e.Pool.current(p.HitErrorBound, p.ErrorBound)
+		z := m.weights.logit(e.Similarity, v) + e.Own.deviation2(&m.weights)
+		would = z >= m.cut
+		d.Threshold, d.Confidence = logistic(m.cut), logistic(z)
+		d.Action, d.Why = Explore, "not surely the same answer"
 	}
-	if d.Action == Serve && (!b.Allowed() || rng.Float64() < p.Audit) {
+	if !would {
+		return d
+	}
+	switch {
+	case p.Mode == Shadow:
+		d.Action, d.Why = Audit, "shadow"
+	case !b.Allowed():
+		d.Action, d.Why = Audit, "the budget for wrong answers is exceeded"
+	case rng.Float64() < p.Audit:
 		d.Action, d.Why = Audit, "chosen to be checked"
+	default:
+		d.Action, d.Why = Serve, "sure enough"
 	}
 	return d
 }
@@ -117,5 +139,14 @@ func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
 // Inserts tells whether the model's answer to a question is to become an entry, beside the candidate of similarity
 // s whose answer was found to be the same (known, same), another (known, not same), or was not compared (not known).
 func (p *Policy) Inserts(s float64, same, known bool) bool {
-	return !known || !same
+	switch {
+	case !known || !same:
+		return true
+	case p.Mode == Shadow || p.Mode == Learned:
+		return s < twin
+	}
+	return false
 }
+
+// twin is the similarity from which an entry with the same answer is of no use beside another.
+const twin = 0.97
