@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,26 @@ func pack(body []byte) (plain, packed []byte) {
 		}
 	}
 	return append([]byte(nil), body...), nil
+}
+
+// Pack copies a body, compressed where that pays: one of the two is nil. The capacity of the copy is
+// what it takes in memory.
+func Pack(body []byte) (plain, packed []byte) { return pack(body) }
+
+// Unpack is the body that Pack compressed. It refuses one of more than most bytes before it makes room for it.
+func Unpack(packed []byte, most int64) ([]byte, error) {
+	n, err := s2.DecodedLen(packed)
+	if err != nil {
+		return nil, fmt.Errorf("unpack an answer: %w", err)
+	}
+	if int64(n) > most {
+		return nil, fmt.Errorf("unpack an answer: %d bytes, of %d at most", n, most)
+	}
+	body, err := s2.Decode(nil, packed)
+	if err != nil {
+		return nil, fmt.Errorf("unpack an answer: %w", err)
+	}
+	return body, nil
 }
 
 // plain is the entry with its body, or nil where that cannot be had.

@@ -32,6 +32,22 @@ func encodeEntry(e *Entry, age time.Duration) *pb.Entry {
 	return m
 }
 
+// EncodeEntry is e for another node, with its body.
+func EncodeEntry(e *Entry, age time.Duration) *pb.Entry {
+	m := encodeEntry(e, age)
+	m.Body = e.Body
+	return m
+}
+
+// DecodeEntry refuses what no node would send. The body is m's.
+func DecodeEntry(m *pb.Entry) (*Entry, error) {
+	e, err := decodeEntry(m)
+	if err == nil {
+		e.Body = m.GetBody()
+	}
+	return e, err
+}
+
 // decodeEntry refuses what no node would send. The body is not looked at.
 func decodeEntry(m *pb.Entry) (*Entry, error) {
 	k, err := decodeKey(m.GetKey())

@@ -65,7 +65,7 @@ type Cached struct {
 	Refresh                    bool // this request is the one that should refresh it
 	Live                       bool // another request's, which has just been answered
 
-	Entry      string  // of the cache of similar questions that it was found under; "": it is to this very question
+	Via        string  // the entry of the cache of similar questions that it was found under; "": it is to this very question
 	Similarity float64 // of the two questions then
 	Stamp      uint64  // and where the ledger was when its model was asked
 }
@@ -149,12 +149,9 @@ type CacheEntry struct {
 	Tags                         []string
 	Input, CachedInput, Output   int64
 	Life                         CacheLife
-	Found                        *Found // it is the answer to a similar question; nil: to this one
-}
 
-// Found says under what an answer to another question was found.
-type Found struct {
-	Entry      string
+	// As Cached has them, of the answer to a similar question; else zero.
+	Via        string
 	Similarity float64
 	Stamp      uint64
 	Age        time.Duration

@@ -255,8 +255,8 @@ func (x *exchange) whatAttrs(attrs []slog.Attr) []slog.Attr {
 		if x.cache.unkept != "" {
 			attrs = append(attrs, slog.String("cache_unkept", x.cache.unkept))
 		}
-		if x.cache.entry != "" {
-			attrs = append(attrs, slog.String("cache_entry", x.cache.entry), slog.Float64("similarity", x.cache.alike))
+		if x.cache.via != "" {
+			attrs = append(attrs, slog.String("cache_entry", x.cache.via), slog.Float64("similarity", x.cache.alike))
 		}
 	}
 	return attrs

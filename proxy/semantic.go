@@ -102,7 +102,7 @@ func (x *exchange) similar(metered bool) (served bool) {
 func (x *exchange) found(k *Cached) *CacheEntry {
 	return &CacheEntry{
 		Tenant: x.caller.Tenant, Surface: x.surface, ContentType: k.ContentType, Body: k.Body, Tags: k.Tags, Input: k.Input, CachedInput: k.CachedInput,
-		Output: k.Output, Life: x.cache.surface.Exact.Life, Found: &Found{Entry: k.Entry, Similarity: k.Similarity, Stamp: k.Stamp, Age: k.Age},
+		Output: k.Output, Life: x.cache.surface.Exact.Life, Via: k.Via, Similarity: k.Similarity, Stamp: k.Stamp, Age: k.Age,
 	}
 }
 
@@ -110,7 +110,7 @@ func (x *exchange) found(k *Cached) *CacheEntry {
 // request, too. Where it is not, the model is asked.
 func (x *exchange) acceptable(k *Cached) bool {
 	c := &x.cache
-	if k.Entry == "" {
+	if k.Via == "" {
 		return true
 	}
 	if k.Similarity >= c.least && c.least < 1 && hasTags(k.Tags, c.tags) {

@@ -55,7 +55,7 @@ func (s *twins) Ask(ctx context.Context, q *proxy.SemanticQuestion) proxy.Semant
 				break
 			}
 			return proxy.SemanticTurn{Outcome: "hit", Hit: &proxy.Cached{
-				ContentType: e.ContentType, Body: e.Body, Tags: e.Tags, Input: e.Input, Output: e.Output, Age: time.Minute, Entry: "e1", Similarity: similarity,
+				ContentType: e.ContentType, Body: e.Body, Tags: e.Tags, Input: e.Input, Output: e.Output, Age: time.Minute, Via: "e1", Similarity: similarity,
 			}}
 		}
 	}

@@ -116,7 +116,7 @@ func fromShelf(h *cache.Hit) *proxy.Cached {
 	return &proxy.Cached{
 		ContentType: h.ContentType, Body: h.Body, Tags: h.Tags, Input: h.Input, CachedInput: h.CachedInput, Output: h.Output,
 		Age: h.Age, Stale: h.Stale, Refresh: h.Refresh, Live: h.Tier == cache.Live,
-		Entry: h.Via, Similarity: h.Similarity, Stamp: h.Stamp,
+		Via: h.Via, Similarity: h.Similarity, Stamp: h.Stamp,
 	}
 }
 
@@ -164,14 +164,11 @@ func (f shelfFill) End(e proxy.FillEnd) {
 }
 
 func toShelf(e *proxy.CacheEntry) *cache.Entry {
-	out := &cache.Entry{
+	return &cache.Entry{
 		Tenant: e.Tenant, Surface: e.Surface, ContentType: e.ContentType, Body: e.Body, Tags: e.Tags,
 		Input: e.Input, CachedInput: e.CachedInput, Output: e.Output, Life: cache.Life(e.Life),
+		Via: e.Via, Similarity: e.Similarity, Stamp: e.Stamp, Age: e.Age,
 	}
-	if f := e.Found; f != nil {
-		out.Via, out.Similarity, out.Stamp, out.Age = f.Entry, f.Similarity, f.Stamp, f.Age
-	}
-	return out
 }
 
 // GetMany see proxy.Elements.

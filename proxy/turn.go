@@ -45,7 +45,7 @@ type consult struct {
 	least   float64           // similarity of a question whose answer will do
 	learn   func(*CacheEntry) // wants to know what the model says; nil: nobody does
 	tier    string            // that answered: exact, stale, live, semantic or ""
-	entry   string            // of the cache of similar questions that answered
+	via     string            // of the cache of similar questions that answered
 	alike   float64           // how similar that question is
 	age     time.Duration
 }
@@ -111,7 +111,7 @@ func (x *exchange) consider() {
 // would not come with theirs: it is asked for anew, and kept with both.
 func (x *exchange) tagged(k *Cached) bool {
 	c := &x.cache
-	if k.Entry != "" {
+	if k.Via != "" {
 		return x.acceptable(k)
 	}
 	if k.Live { // it was asked for while this request waited; who asks next finds what it lacks
@@ -499,10 +499,10 @@ func (x *exchange) shaped(k *Cached) (body []byte, contentType string, ok bool) 
 func (x *exchange) handOut(k *Cached, body []byte, contentType string, metered bool) {
 	word := "exact"
 	switch {
-	case k.Entry != "":
+	case k.Via != "":
 		word = tierSemantic
-		x.cache.entry, x.cache.alike = k.Entry, k.Similarity
-		x.w.Header().Set("X-Headgate-Cache-Entry", k.Entry)
+		x.cache.via, x.cache.alike = k.Via, k.Similarity
+		x.w.Header().Set("X-Headgate-Cache-Entry", k.Via)
 		x.w.Header().Set("X-Headgate-Similarity", strconv.FormatFloat(k.Similarity, 'f', 3, 64))
 	case k.Live:
 		word = "live"
