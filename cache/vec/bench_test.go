@@ -53,3 +53,15 @@ func BenchmarkDotsAt(b *testing.B) {
 		}
 	}
 }
+
+func BenchmarkDotsI8(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	q, rows, dst := bytes8(r, 384), bytes8(r, 2000*384), make([]int32, 2000)
+	for _, l := range levels() {
+		b.Run(l.String(), func(b *testing.B) {
+			for b.Loop() {
+				l.dotsI8(dst, q, rows)
+			}
+		})
+	}
+}

@@ -100,6 +100,62 @@ func TestWidthsAgree(t *testing.T) {
 	}
 }
 
+// bytes8 are n bytes, often of the ends of their range, and not aligned.
+func bytes8(r *rand.Rand, n int) []int8 {
+	off := r.IntN(64)
+	x := make([]int8, off+n)
+	ends := r.IntN(2) == 0
+	for i := range x {
+		x[i] = int8(r.IntN(256) - 128)
+		if ends {
+			x[i] = [...]int8{-128, -128, 127, 1}[r.IntN(4)]
+		}
+	}
+	return x[off : off+n : off+n]
+}
+
+func TestDotsOfBytesAreExact(t *testing.T) {
+	for _, l := range levels() {
+		t.Run(l.String(), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(7, 8))
+			for n := range 601 {
+				const rows = 7
+				q, base := bytes8(r, n), bytes8(r, n*rows)
+				var want, got [rows]int32
+				dotsI8Go(want[:], q, base)
+				l.dotsI8(got[:], q, base)
+				if got != want {
+					t.Fatalf("%d bytes: %v, want %v", n, got, want)
+				}
+				ids := make([]uint32, n%13)
+				for i := range ids {
+					ids[i] = r.Uint32N(rows)
+				}
+				at := make([]int32, len(ids))
+				l.dotsAtI8(at, q, base, ids)
+				for i, id := range ids {
+					if at[i] != want[id] {
+						t.Fatalf("%d bytes, id %d: %d, want %d", n, id, at[i], want[id])
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestLongestDotsOfBytesFit(t *testing.T) {
+	x := make([]int8, 131_071)
+	for i := range x {
+		x[i] = -128
+	}
+	for _, l := range levels() {
+		var got [1]int32
+		if l.dotsI8(got[:], x, x); got[0] != 131_071<<14 {
+			t.Errorf("%s: %d, want %d", l, got[0], 131_071<<14)
+		}
+	}
+}
+
 func FuzzDot(f *testing.F) {
 	f.Add(uint64(1), uint16(384), false)
 	f.Add(uint64(2), uint16(17), true)

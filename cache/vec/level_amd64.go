@@ -52,3 +52,39 @@ func (l level) dotsAt(dst, q, base []float32, ids []uint32) {
 		dotsAtGo(dst, q, base, ids)
 	}
 }
+
+func (l level) dotsI8(dst []int32, q, rows []int8) {
+	if len(dst) == 0 {
+		return
+	}
+	if len(q) == 0 {
+		clear(dst)
+		return
+	}
+	switch l {
+	case avx512:
+		dotsI8AVX512(&dst[0], &q[0], &rows[0], len(q), len(dst))
+	case avx2:
+		dotsI8AVX2(&dst[0], &q[0], &rows[0], len(q), len(dst))
+	default:
+		dotsI8Go(dst, q, rows)
+	}
+}
+
+func (l level) dotsAtI8(dst []int32, q, base []int8, ids []uint32) {
+	if len(dst) == 0 {
+		return
+	}
+	if len(q) == 0 {
+		clear(dst)
+		return
+	}
+	switch l {
+	case avx512:
+		dotsAtI8AVX512(&dst[0], &q[0], &base[0], &ids[0], len(q), len(dst))
+	case avx2:
+		dotsAtI8AVX2(&dst[0], &q[0], &base[0], &ids[0], len(q), len(dst))
+	default:
+		dotsAtI8Go(dst, q, base, ids)
+	}
+}

@@ -6,3 +6,6 @@ const present = plain
 
 func (level) dots(dst, q, rows []float32)                 { dotsGo(dst, q, rows) }
 func (level) dotsAt(dst, q, base []float32, ids []uint32) { dotsAtGo(dst, q, base, ids) }
+
+func (level) dotsI8(dst []int32, q, rows []int8)                 { dotsI8Go(dst, q, rows) }
+func (level) dotsAtI8(dst []int32, q, base []int8, ids []uint32) { dotsAtI8Go(dst, q, base, ids) }

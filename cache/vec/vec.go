@@ -43,7 +43,9 @@ func DotI8(a, b []int8) int32 {
 	if len(a) != len(b) {
 		panic("vec: DotI8 of vectors of two lengths")
 	}
-	return dotI8Go(a, b)
+	var sum [1]int32
+	present.dotsI8(sum[:], a, b)
+	return sum[0]
 }
 
 // DotsI8 is Dots of int8.
@@ -51,13 +53,13 @@ func DotsI8(dst []int32, q, rows []int8) {
 	if len(rows) != len(dst)*len(q) {
 		panic("vec: DotsI8 wants len(dst) rows of len(q)")
 	}
-	dotsI8Go(dst, q, rows)
+	present.dotsI8(dst, q, rows)
 }
 
 // DotsAtI8 is DotsAt of int8.
 func DotsAtI8(dst []int32, q, base []int8, ids []uint32) {
 	checkAt(len(dst), len(q), len(base), ids)
-	dotsAtI8Go(dst, q, base, ids)
+	present.dotsAtI8(dst, q, base, ids)
 }
 
 // Norm scales x to unit length, in place. A vector without a direction (zero, or one with a

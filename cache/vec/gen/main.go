@@ -11,15 +11,16 @@ import (
 func main() {
 	build.ConstraintExpr("amd64")
 	masks()
-	floatRows("dotsAVX512", rowsOfFloat512, 4, false)
-	floatRows("dotsAtAVX512", rowsOfFloat512, 2, true)
-	floatRows("dotsAVX2", rowsOfFloat256, 1, false)
-	floatRows("dotsAtAVX2", rowsOfFloat256, 1, true)
+	floatRows("dotsAVX512", rowOfFloat512, false)
+	floatRows("dotsAtAVX512", rowOfFloat512, true)
+	floatRows("dotsAVX2", rowOfFloat256, false)
+	floatRows("dotsAtAVX2", rowOfFloat256, true)
+	int8Rows512("dotsI8AVX512", false)
+	int8Rows512("dotsAtI8AVX512", true)
+	int8Rows256("dotsI8AVX2", false)
+	int8Rows256("dotsAtI8AVX2", true)
 	build.Generate()
 }
-
-// ahead is how many rows before its turn a row is fetched into the cache.
-const ahead = 4
 
 // gp makes a copy of a register.
 func gp(from reg.Register) reg.GPVirtual {
