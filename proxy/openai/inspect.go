@@ -17,7 +17,8 @@ type Facts struct {
 	Failure       *Failure // an error inside, nil where none
 	Usage         Usage
 
-	texts [][]byte // raw: strings, and what tools are called with as JSON
+	texts   [][]byte // raw: strings, and what tools are called with as JSON
+	thought [][]byte // likewise: how the model came to them
 }
 
 // Inspect reads a whole answer. An error says that it is no JSON object, or not of its kind.
@@ -49,8 +50,17 @@ func Inspect(kind Kind, body []byte) (Facts, error) {
 // Texts calls yield with each text of the answer, decoded, until it says false: what is shown,
 // thought, refused and what tools are called with. A text is valid during the call only.
 func (f *Facts) Texts(yield func(text []byte) bool) {
+	if tell(f.texts, yield) {
+		tell(f.thought, yield)
+	}
+}
+
+// Said is Texts without what was thought.
+func (f *Facts) Said(yield func(text []byte) bool) { tell(f.texts, yield) }
+
+func tell(texts [][]byte, yield func(text []byte) bool) (all bool) {
 	var buf []byte
-	for _, raw := range f.texts {
+	for _, raw := range texts {
 		text := raw
 		if isString(raw) {
 			var err error
@@ -60,9 +70,10 @@ func (f *Facts) Texts(yield func(text []byte) bool) {
 			text = buf
 		}
 		if !yield(text) {
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // ended notes why something ended.
@@ -94,6 +105,13 @@ func (f *Facts) says(v []byte) bool {
 	return true
 }
 
+// thinks notes a text that only led to the answer.
+func (f *Facts) thinks(v []byte) {
+	if says(v) {
+		f.thought = append(f.thought, v)
+	}
+}
+
 // choices reads those of a chat or a completion.
 func (f *Facts) choices(m members) error {
 	list, ok := elements(m.get("choices"))
@@ -116,8 +134,8 @@ func (f *Facts) choices(m members) error {
 			return err
 		}
 		f.content(s.get("content"))
-		f.says(s.get("reasoning"))
-		f.says(s.get("reasoning_content"))
+		f.thinks(s.get("reasoning"))
+		f.thinks(s.get("reasoning_content"))
 		f.Refused = f.says(s.get("refusal")) || f.Refused
 		calls, _ := elements(s.get("tool_calls"))
 		for _, call := range calls {
@@ -139,8 +157,10 @@ func (f *Facts) content(v []byte) {
 	for _, p := range parts {
 		for o := (object{b: p}); o.next(); {
 			switch string(o.name) {
-			case "text", "refusal", "thinking":
+			case "text", "refusal":
 				f.says(o.value)
+			case "thinking":
+				f.thinks(o.value)
 			}
 		}
 	}
@@ -174,7 +194,7 @@ func (f *Facts) message(m members) error {
 			return err
 		}
 		f.says(b.get("text"))
-		f.says(b.get("thinking"))
+		f.thinks(b.get("thinking"))
 		switch unquote(b.get("type")) {
 		case "text", "thinking", "redacted_thinking":
 		default: // tools of all sorts, and what they gave
@@ -211,9 +231,14 @@ func (f *Facts) response(m members) error {
 		if err != nil {
 			return err
 		}
+		kind := unquote(item.get("type"))
+		before := len(f.texts)
 		f.content(item.get("content"))
 		f.content(item.get("summary"))
-		switch unquote(item.get("type")) {
+		if kind == "reasoning" {
+			f.thought, f.texts = append(f.thought, f.texts[before:]...), f.texts[:before]
+		}
+		switch kind {
 		case "message":
 			parts, _ := elements(item.get("content"))
 			for _, p := range parts {

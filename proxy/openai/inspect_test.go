@@ -39,13 +39,13 @@ func TestInspect(t *testing.T) {
 		{"an error within a 200", Chat, `{"error":{"message":"boom","type":"server_error"}}`, Facts{Failure: &Failure{Message: "boom", Type: "server_error"}}, nil},
 		{"an error beside an answer", Chat, strings.Replace(chat(`"content":"a"`, `"stop"`), `"choices"`, `"error":"boom","choices"`, 1), Facts{Failure: &Failure{Message: "boom"}, Usage: usage}, nil},
 		{"completions", Completion, `{"id":"c","choices":[{"text":"a","finish_reason":"stop"},{"text":"b","finish_reason":"length"}]}`, Facts{FinishReasons: []string{"stop", "length"}, Length: true, Complete: true}, []string{"a", "b"}},
-		{"message", Message, message(`{"type":"thinking","thinking":"hm"},{"type":"text","text":"a"}`, `"end_turn"`), Facts{FinishReasons: []string{"end_turn"}, Complete: true, Usage: usage}, []string{"hm", "a"}},
+		{"message", Message, message(`{"type":"thinking","thinking":"hm"},{"type":"text","text":"a"}`, `"end_turn"`), Facts{FinishReasons: []string{"end_turn"}, Complete: true, Usage: usage}, []string{"a", "hm"}},
 		{"message with a tool", Message, message(`{"type":"tool_use","id":"t","name":"f","input":{"a":1}}`, `"tool_use"`), Facts{FinishReasons: []string{"tool_use"}, Tools: true, Complete: true, Usage: usage}, []string{`{"a":1}`}},
 		{"message cut off", Message, message(`{"type":"text","text":"a"}`, `"max_tokens"`), Facts{FinishReasons: []string{"max_tokens"}, Length: true, Complete: true, Usage: usage}, []string{"a"}},
 		{"message refused", Message, message(``, `"refusal"`), Facts{FinishReasons: []string{"refusal"}, Refused: true, Complete: true, Usage: usage}, nil},
 		{"message that goes on", Message, message(``, `"pause_turn"`), Facts{FinishReasons: []string{"pause_turn"}, Usage: usage}, nil},
 		{"message error", Message, `{"type":"error","error":{"type":"overloaded_error","message":"busy"}}`, Facts{Failure: &Failure{Message: "busy", Type: "overloaded_error"}}, nil},
-		{"response", Response, response(`{"type":"reasoning","summary":[{"type":"summary_text","text":"s"}]},{"type":"message","content":[{"type":"output_text","text":"a"}]}`, `"status":"completed"`), Facts{FinishReasons: []string{"completed"}, Complete: true, Usage: usage}, []string{"s", "a"}},
+		{"response", Response, response(`{"type":"reasoning","summary":[{"type":"summary_text","text":"s"}]},{"type":"message","content":[{"type":"output_text","text":"a"}]}`, `"status":"completed"`), Facts{FinishReasons: []string{"completed"}, Complete: true, Usage: usage}, []string{"a", "s"}},
 		{"response cut off", Response, response(``, `"status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}`), Facts{FinishReasons: []string{"incomplete"}, Length: true, Complete: true, Usage: usage}, nil},
 		{"response filtered", Response, response(``, `"status":"incomplete","incomplete_details":{"reason":"content_filter"}`), Facts{FinishReasons: []string{"incomplete"}, Refused: true, Complete: true, Usage: usage}, nil},
 		{"response with a refusal", Response, response(`{"type":"message","content":[{"type":"refusal","refusal":"no"}]}`, `"status":"completed"`), Facts{FinishReasons: []string{"completed"}, Refused: true, Complete: true, Usage: usage}, []string{"no"}},
@@ -67,7 +67,15 @@ func TestInspect(t *testing.T) {
 			if !slices.Equal(texts, c.texts) {
 				t.Errorf("texts %q, want %q", texts, c.texts)
 			}
-			got.texts = nil
+			var said []string
+			got.Said(func(text []byte) bool {
+				said = append(said, string(text))
+				return true
+			})
+			if len(said) != len(got.texts) || !slices.Equal(said, texts[:len(said)]) {
+				t.Errorf("it says %q of %q", said, texts)
+			}
+			got.texts, got.thought = nil, nil
 			if (got.Failure == nil) != (c.want.Failure == nil) || got.Failure != nil && *got.Failure != *c.want.Failure {
 				t.Errorf("failure %+v, want %+v", got.Failure, c.want.Failure)
 			}
@@ -101,6 +109,16 @@ func TestInspectStops(t *testing.T) {
 	if seen != 1 {
 		t.Errorf("saw %d texts", seen)
 	}
+	f, err = Inspect(Chat, []byte(`{"choices":[{"message":{"content":"a","reasoning":"b"},"finish_reason":"stop"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen = 0
+	f.Texts(func([]byte) bool { seen++; return false })
+	f.Said(func([]byte) bool { seen++; return true })
+	if seen != 2 {
+		t.Errorf("saw %d texts", seen)
+	}
 }
 
 // TestInspectPairs: an answer is found whole and complete, whichever way it came.
@@ -123,7 +141,7 @@ func TestInspectPairs(t *testing.T) {
 		}
 		texts := func(f *Facts) (all []string) {
 			f.Texts(func(text []byte) bool { all = append(all, string(text)); return true })
-			f.texts = nil
+			f.texts, f.thought = nil, nil
 			return all
 		}
 		if a, b := texts(&whole), texts(&streamed); !slices.Equal(a, b) || len(a) == 0 {
