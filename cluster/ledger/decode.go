@@ -344,7 +344,7 @@ type misnamer interface{ misnamed(name string) string }
 
 // unknown is the end of an error about a field that v does not have.
 func unknown(v reflect.Value, name string, names []string) string {
-	if m, ok := reflect.TypeAssert[misnamer](v.Addr()); ok && Nearest(name, names) == "" {
+	if m, ok := reflect.TypeAssert[misnamer](v.Addr()); ok {
 		if instead := m.misnamed(name); instead != "" {
 			return "; " + instead
 		}

@@ -50,9 +50,9 @@
 //
 // # Left out
 //
-// What caches hold: only what of it does not count any more is agreed on. The semantic cache does not exist yet, and
-// a policy that names a surface's is refused: a setting that is accepted and does nothing would be a lie. Keys
-// are never deleted: a revoked one must stay known as such.
+// What caches hold: only what of it does not count any more is agreed on, and nothing of what semantic ones learn. Keys
+// are never deleted: a revoked one must stay known as such. A setting that would do nothing where it stands is refused, or at
+// least warned of: to accept it in silence would be a lie.
 //
 // # How it fails
 //

@@ -133,7 +133,7 @@ func TestParseRefuses(t *testing.T) {
 		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 26:"},
 		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
 		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
-		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 14"},
+		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 15: plans[pro].tier: \"tier\" stands here twice; the first is on line 14"},
 		"semantic cache":     {replace("{name: plain}", "{name: plain, semantic: {}}"), "surfaces[plain].semantic: semantic needs exact"},
 		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
 		"no such backend":    {replace("backends: [vllm-a], free", "backends: [vllm-b], free"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
@@ -545,6 +545,8 @@ func FuzzParsePolicy(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("version: 1\nplans: [{name: p, limits: [{name: l, scope: org, unit: usd, rate: 1.5/h}], budgets: [{name: b, scope: key, amount: '1', period: rolling, window: 1h}]}]\ntenants: [{name: t, plan: p}]"))
 	f.Add([]byte("a: &a [*a]"))
+	f.Add([]byte(asked(keeping, "mode: static, threshold: 0.500001, embedder: vectors, verifier: judge")))
+	f.Add([]byte(asked("volatility: personal, sensitive: [legal], share: user", "mode: learned, threshold: 95, distance: 1, verifier: e5, embedder: e5")))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
 		if err != nil {
@@ -563,6 +565,9 @@ func FuzzParsePolicy(f *testing.F) {
 			ix, err := p.Index(time.Unix(now, 0), 1, Share{Rank: 1, Of: 3}, keysOf(t, p.Keys...))
 			if err != nil {
 				t.Fatalf("valid and not indexable: %v", err)
+			}
+			for _, s := range ix.Surfaces {
+				checkSemantic(t, ix, s)
 			}
 			for _, c := range ix.tenants {
 				for _, l := range c.Limits {

@@ -56,6 +56,7 @@ type ResolvedSemantic struct {
 func (*Semantic) misnamed(name string) string {
 	const similarity = "write threshold, with mode: static, as a similarity: 1 is the same text, and a distance is 1 less the similarity"
 	switch n := strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(name)); {
+	case strings.Contains(n, "answer"): // of which one is a similarity, too
 	case strings.Contains(n, "distance"), strings.Contains(n, "similarity"), strings.Contains(n, "score"), strings.Contains(n, "cutoff"):
 		return similarity
 	case n == "delta", n == "maxerror", n == "errorrate":
@@ -205,7 +206,7 @@ func (c *checker) similarity(at place, f *Factor) {
 	case f == nil:
 	case *f <= leastSimilarity:
 		c.add(at, "%s looks like a distance, and this is a similarity, where 1 is the same: write 1 less the distance, here %s; a similarity is above %s and at most 1", *f, factorOne-*f, leastSimilarity)
-	case *f > factorOne && *f <= 100*factorOne:
+	case *f > 100*leastSimilarity && *f <= 100*factorOne:
 		c.add(at, "%s looks like a percentage: write %s; a similarity is above %s and at most 1", *f, *f/100, leastSimilarity)
 	case *f > factorOne:
 		c.add(at, "%s is no similarity, which is above %s and at most 1, as in 0.95", *f, leastSimilarity)
