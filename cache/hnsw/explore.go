@@ -46,7 +46,7 @@ func (s *scratch) row(v []float32, int8s bool) row {
 // sized is a with length n; what was in it may be lost.
 func sized[T any](a []T, n int) []T {
 	if cap(a) < n {
-		return make([]T, n+n/8)
+		return make([]T, n, n+n/8)
 	}
 	return a[:n]
 }
