@@ -65,3 +65,27 @@ func BenchmarkDotsI8(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkLinear is the arithmetic of all layers of a MiniLM for a question of 15 tokens: six times
+// 384 → 1152, 384 → 384, 384 → 1536 and 1536 → 384.
+func BenchmarkLinear(b *testing.B) {
+	const tokens, layers = 15, 6
+	r := rand.New(rand.NewPCG(1, 1))
+	var model []*Packed
+	for range layers {
+		for _, s := range [][2]int{{1152, 384}, {384, 384}, {1536, 384}, {384, 1536}} {
+			model = append(model, Pack(bytes8(r, s[0]*s[1]), s[0], s[1]))
+		}
+	}
+	x, dst, ones := bytes8(r, tokens*1536), make([]float32, tokens*1536), floats(r, 1536)
+	for _, l := range levels() {
+		b.Run(l.String(), func(b *testing.B) {
+			for b.Loop() {
+				for _, p := range model {
+					to := product{numbers: dst[:tokens*p.n], xScale: ones[:tokens], scale: ones[:p.n], bias: ones[:p.n]}
+					l.mul(p, x[:tokens*p.k], tokens, &to)
+				}
+			}
+		})
+	}
+}

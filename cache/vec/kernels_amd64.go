@@ -43,3 +43,97 @@ func dotsI8AVX2(dst *int32, q *int8, base *int8, n int, count int)
 //
 //go:noescape
 func dotsAtI8AVX2(dst *int32, q *int8, base *int8, ids *uint32, n int, count int)
+
+// mul1x4AVX512 multiplies 1 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul1x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul1x1AVX512 multiplies 1 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul1x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul2x4AVX512 multiplies 2 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul2x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul2x1AVX512 multiplies 2 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul2x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul3x4AVX512 multiplies 3 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul3x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul3x1AVX512 multiplies 3 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul3x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul4x4AVX512 multiplies 4 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul4x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul4x1AVX512 multiplies 4 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul4x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul5x4AVX512 multiplies 5 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul5x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul5x1AVX512 multiplies 5 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul5x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul6x4AVX512 multiplies 6 rows of x by 4 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul6x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul6x1AVX512 multiplies 6 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul6x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul1x1AVX2 multiplies 1 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul1x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul2x1AVX2 multiplies 2 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul2x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// scaleAVX512 makes numbers of the sums of a row of panels of 16.
+//
+//go:noescape
+func scaleAVX512(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+
+// scaleAVX2 makes numbers of the sums of a row of panels of 16.
+//
+//go:noescape
+func scaleAVX2(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)

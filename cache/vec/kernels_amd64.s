@@ -814,3 +814,977 @@ dotsAtI8AVX2_sum:
 dotsAtI8AVX2_done:
 	VZEROUPPER
 	RET
+
+// func mul1x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul1x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	LEAQ         (R8)(R8*2), R9
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPXORD       Z4, Z4, Z4
+	VPSUBD       Z0, Z4, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z5
+	VMOVDQU8     (DX)(R8*1), Z6
+	VMOVDQU8     (DX)(R8*2), Z7
+	VMOVDQU8     (DX)(R9*1), Z8
+	VPBROADCASTD (CX), Z4
+	VPDPBUSD     Z4, Z5, Z0
+	VPDPBUSD     Z4, Z6, Z1
+	VPDPBUSD     Z4, Z7, Z2
+	VPDPBUSD     Z4, Z8, Z3
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul1x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul1x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPXORD       Z1, Z1, Z1
+	VPSUBD       Z0, Z1, Z0
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z2
+	VPBROADCASTD (CX), Z1
+	VPDPBUSD     Z1, Z2, Z0
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul2x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul2x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	LEAQ         (R8)(R8*2), R9
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPXORD       Z8, Z8, Z8
+	VPSUBD       Z0, Z8, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	VPSUBD       Z4, Z8, Z4
+	VMOVDQA32    Z4, Z5
+	VMOVDQA32    Z4, Z6
+	VMOVDQA32    Z4, Z7
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z9
+	VMOVDQU8     (DX)(R8*1), Z10
+	VMOVDQU8     (DX)(R8*2), Z11
+	VMOVDQU8     (DX)(R9*1), Z12
+	VPBROADCASTD (CX), Z8
+	VPDPBUSD     Z8, Z9, Z0
+	VPDPBUSD     Z8, Z10, Z1
+	VPDPBUSD     Z8, Z11, Z2
+	VPDPBUSD     Z8, Z12, Z3
+	VPBROADCASTD (CX)(SI*1), Z8
+	VPDPBUSD     Z8, Z9, Z4
+	VPDPBUSD     Z8, Z10, Z5
+	VPDPBUSD     Z8, Z11, Z6
+	VPDPBUSD     Z8, Z12, Z7
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	VMOVDQU32    Z5, 64(AX)
+	VMOVDQU32    Z6, 128(AX)
+	VMOVDQU32    Z7, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul2x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul2x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z1
+	VPSLLD       $0x07, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPSUBD       Z0, Z2, Z0
+	VPSUBD       Z1, Z2, Z1
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z3
+	VPBROADCASTD (CX), Z2
+	VPDPBUSD     Z2, Z3, Z0
+	VPBROADCASTD (CX)(SI*1), Z2
+	VPDPBUSD     Z2, Z3, Z1
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z1, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul3x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul3x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	LEAQ         (R8)(R8*2), R9
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPBROADCASTD 8(BX), Z8
+	VPSLLD       $0x07, Z8, Z8
+	VPXORD       Z12, Z12, Z12
+	VPSUBD       Z0, Z12, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	VPSUBD       Z4, Z12, Z4
+	VMOVDQA32    Z4, Z5
+	VMOVDQA32    Z4, Z6
+	VMOVDQA32    Z4, Z7
+	VPSUBD       Z8, Z12, Z8
+	VMOVDQA32    Z8, Z9
+	VMOVDQA32    Z8, Z10
+	VMOVDQA32    Z8, Z11
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z13
+	VMOVDQU8     (DX)(R8*1), Z14
+	VMOVDQU8     (DX)(R8*2), Z15
+	VMOVDQU8     (DX)(R9*1), Z16
+	VPBROADCASTD (CX), Z12
+	VPDPBUSD     Z12, Z13, Z0
+	VPDPBUSD     Z12, Z14, Z1
+	VPDPBUSD     Z12, Z15, Z2
+	VPDPBUSD     Z12, Z16, Z3
+	VPBROADCASTD (CX)(SI*1), Z12
+	VPDPBUSD     Z12, Z13, Z4
+	VPDPBUSD     Z12, Z14, Z5
+	VPDPBUSD     Z12, Z15, Z6
+	VPDPBUSD     Z12, Z16, Z7
+	VPBROADCASTD (CX)(SI*2), Z12
+	VPDPBUSD     Z12, Z13, Z8
+	VPDPBUSD     Z12, Z14, Z9
+	VPDPBUSD     Z12, Z15, Z10
+	VPDPBUSD     Z12, Z16, Z11
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	VMOVDQU32    Z5, 64(AX)
+	VMOVDQU32    Z6, 128(AX)
+	VMOVDQU32    Z7, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z8, (AX)
+	VMOVDQU32    Z9, 64(AX)
+	VMOVDQU32    Z10, 128(AX)
+	VMOVDQU32    Z11, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul3x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul3x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z1
+	VPSLLD       $0x07, Z1, Z1
+	VPBROADCASTD 8(BX), Z2
+	VPSLLD       $0x07, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPSUBD       Z0, Z3, Z0
+	VPSUBD       Z1, Z3, Z1
+	VPSUBD       Z2, Z3, Z2
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z4
+	VPBROADCASTD (CX), Z3
+	VPDPBUSD     Z3, Z4, Z0
+	VPBROADCASTD (CX)(SI*1), Z3
+	VPDPBUSD     Z3, Z4, Z1
+	VPBROADCASTD (CX)(SI*2), Z3
+	VPDPBUSD     Z3, Z4, Z2
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z1, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z2, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul4x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul4x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	LEAQ         (R9)(R9*2), R10
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPBROADCASTD 8(BX), Z8
+	VPSLLD       $0x07, Z8, Z8
+	VPBROADCASTD 12(BX), Z12
+	VPSLLD       $0x07, Z12, Z12
+	VPXORD       Z16, Z16, Z16
+	VPSUBD       Z0, Z16, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	VPSUBD       Z4, Z16, Z4
+	VMOVDQA32    Z4, Z5
+	VMOVDQA32    Z4, Z6
+	VMOVDQA32    Z4, Z7
+	VPSUBD       Z8, Z16, Z8
+	VMOVDQA32    Z8, Z9
+	VMOVDQA32    Z8, Z10
+	VMOVDQA32    Z8, Z11
+	VPSUBD       Z12, Z16, Z12
+	VMOVDQA32    Z12, Z13
+	VMOVDQA32    Z12, Z14
+	VMOVDQA32    Z12, Z15
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z17
+	VMOVDQU8     (DX)(R9*1), Z18
+	VMOVDQU8     (DX)(R9*2), Z19
+	VMOVDQU8     (DX)(R10*1), Z20
+	VPBROADCASTD (CX), Z16
+	VPDPBUSD     Z16, Z17, Z0
+	VPDPBUSD     Z16, Z18, Z1
+	VPDPBUSD     Z16, Z19, Z2
+	VPDPBUSD     Z16, Z20, Z3
+	VPBROADCASTD (CX)(SI*1), Z16
+	VPDPBUSD     Z16, Z17, Z4
+	VPDPBUSD     Z16, Z18, Z5
+	VPDPBUSD     Z16, Z19, Z6
+	VPDPBUSD     Z16, Z20, Z7
+	VPBROADCASTD (CX)(SI*2), Z16
+	VPDPBUSD     Z16, Z17, Z8
+	VPDPBUSD     Z16, Z18, Z9
+	VPDPBUSD     Z16, Z19, Z10
+	VPDPBUSD     Z16, Z20, Z11
+	VPBROADCASTD (R8), Z16
+	VPDPBUSD     Z16, Z17, Z12
+	VPDPBUSD     Z16, Z18, Z13
+	VPDPBUSD     Z16, Z19, Z14
+	VPDPBUSD     Z16, Z20, Z15
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	VMOVDQU32    Z5, 64(AX)
+	VMOVDQU32    Z6, 128(AX)
+	VMOVDQU32    Z7, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z8, (AX)
+	VMOVDQU32    Z9, 64(AX)
+	VMOVDQU32    Z10, 128(AX)
+	VMOVDQU32    Z11, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z12, (AX)
+	VMOVDQU32    Z13, 64(AX)
+	VMOVDQU32    Z14, 128(AX)
+	VMOVDQU32    Z15, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul4x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul4x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z1
+	VPSLLD       $0x07, Z1, Z1
+	VPBROADCASTD 8(BX), Z2
+	VPSLLD       $0x07, Z2, Z2
+	VPBROADCASTD 12(BX), Z3
+	VPSLLD       $0x07, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPSUBD       Z0, Z4, Z0
+	VPSUBD       Z1, Z4, Z1
+	VPSUBD       Z2, Z4, Z2
+	VPSUBD       Z3, Z4, Z3
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z5
+	VPBROADCASTD (CX), Z4
+	VPDPBUSD     Z4, Z5, Z0
+	VPBROADCASTD (CX)(SI*1), Z4
+	VPDPBUSD     Z4, Z5, Z1
+	VPBROADCASTD (CX)(SI*2), Z4
+	VPDPBUSD     Z4, Z5, Z2
+	VPBROADCASTD (R8), Z4
+	VPDPBUSD     Z4, Z5, Z3
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z1, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z2, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z3, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul5x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul5x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	LEAQ         (R9)(R9*2), R10
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPBROADCASTD 8(BX), Z8
+	VPSLLD       $0x07, Z8, Z8
+	VPBROADCASTD 12(BX), Z12
+	VPSLLD       $0x07, Z12, Z12
+	VPBROADCASTD 16(BX), Z16
+	VPSLLD       $0x07, Z16, Z16
+	VPXORD       Z20, Z20, Z20
+	VPSUBD       Z0, Z20, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	VPSUBD       Z4, Z20, Z4
+	VMOVDQA32    Z4, Z5
+	VMOVDQA32    Z4, Z6
+	VMOVDQA32    Z4, Z7
+	VPSUBD       Z8, Z20, Z8
+	VMOVDQA32    Z8, Z9
+	VMOVDQA32    Z8, Z10
+	VMOVDQA32    Z8, Z11
+	VPSUBD       Z12, Z20, Z12
+	VMOVDQA32    Z12, Z13
+	VMOVDQA32    Z12, Z14
+	VMOVDQA32    Z12, Z15
+	VPSUBD       Z16, Z20, Z16
+	VMOVDQA32    Z16, Z17
+	VMOVDQA32    Z16, Z18
+	VMOVDQA32    Z16, Z19
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z21
+	VMOVDQU8     (DX)(R9*1), Z22
+	VMOVDQU8     (DX)(R9*2), Z23
+	VMOVDQU8     (DX)(R10*1), Z24
+	VPBROADCASTD (CX), Z20
+	VPDPBUSD     Z20, Z21, Z0
+	VPDPBUSD     Z20, Z22, Z1
+	VPDPBUSD     Z20, Z23, Z2
+	VPDPBUSD     Z20, Z24, Z3
+	VPBROADCASTD (CX)(SI*1), Z20
+	VPDPBUSD     Z20, Z21, Z4
+	VPDPBUSD     Z20, Z22, Z5
+	VPDPBUSD     Z20, Z23, Z6
+	VPDPBUSD     Z20, Z24, Z7
+	VPBROADCASTD (CX)(SI*2), Z20
+	VPDPBUSD     Z20, Z21, Z8
+	VPDPBUSD     Z20, Z22, Z9
+	VPDPBUSD     Z20, Z23, Z10
+	VPDPBUSD     Z20, Z24, Z11
+	VPBROADCASTD (R8), Z20
+	VPDPBUSD     Z20, Z21, Z12
+	VPDPBUSD     Z20, Z22, Z13
+	VPDPBUSD     Z20, Z23, Z14
+	VPDPBUSD     Z20, Z24, Z15
+	VPBROADCASTD (R8)(SI*1), Z20
+	VPDPBUSD     Z20, Z21, Z16
+	VPDPBUSD     Z20, Z22, Z17
+	VPDPBUSD     Z20, Z23, Z18
+	VPDPBUSD     Z20, Z24, Z19
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	VMOVDQU32    Z5, 64(AX)
+	VMOVDQU32    Z6, 128(AX)
+	VMOVDQU32    Z7, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z8, (AX)
+	VMOVDQU32    Z9, 64(AX)
+	VMOVDQU32    Z10, 128(AX)
+	VMOVDQU32    Z11, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z12, (AX)
+	VMOVDQU32    Z13, 64(AX)
+	VMOVDQU32    Z14, 128(AX)
+	VMOVDQU32    Z15, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z16, (AX)
+	VMOVDQU32    Z17, 64(AX)
+	VMOVDQU32    Z18, 128(AX)
+	VMOVDQU32    Z19, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul5x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul5x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z1
+	VPSLLD       $0x07, Z1, Z1
+	VPBROADCASTD 8(BX), Z2
+	VPSLLD       $0x07, Z2, Z2
+	VPBROADCASTD 12(BX), Z3
+	VPSLLD       $0x07, Z3, Z3
+	VPBROADCASTD 16(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPSUBD       Z0, Z5, Z0
+	VPSUBD       Z1, Z5, Z1
+	VPSUBD       Z2, Z5, Z2
+	VPSUBD       Z3, Z5, Z3
+	VPSUBD       Z4, Z5, Z4
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z6
+	VPBROADCASTD (CX), Z5
+	VPDPBUSD     Z5, Z6, Z0
+	VPBROADCASTD (CX)(SI*1), Z5
+	VPDPBUSD     Z5, Z6, Z1
+	VPBROADCASTD (CX)(SI*2), Z5
+	VPDPBUSD     Z5, Z6, Z2
+	VPBROADCASTD (R8), Z5
+	VPDPBUSD     Z5, Z6, Z3
+	VPBROADCASTD (R8)(SI*1), Z5
+	VPDPBUSD     Z5, Z6, Z4
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z1, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z2, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z3, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul6x4AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul6x4AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	LEAQ         (R9)(R9*2), R10
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPBROADCASTD 8(BX), Z8
+	VPSLLD       $0x07, Z8, Z8
+	VPBROADCASTD 12(BX), Z12
+	VPSLLD       $0x07, Z12, Z12
+	VPBROADCASTD 16(BX), Z16
+	VPSLLD       $0x07, Z16, Z16
+	VPBROADCASTD 20(BX), Z20
+	VPSLLD       $0x07, Z20, Z20
+	VPXORD       Z24, Z24, Z24
+	VPSUBD       Z0, Z24, Z0
+	VMOVDQA32    Z0, Z1
+	VMOVDQA32    Z0, Z2
+	VMOVDQA32    Z0, Z3
+	VPSUBD       Z4, Z24, Z4
+	VMOVDQA32    Z4, Z5
+	VMOVDQA32    Z4, Z6
+	VMOVDQA32    Z4, Z7
+	VPSUBD       Z8, Z24, Z8
+	VMOVDQA32    Z8, Z9
+	VMOVDQA32    Z8, Z10
+	VMOVDQA32    Z8, Z11
+	VPSUBD       Z12, Z24, Z12
+	VMOVDQA32    Z12, Z13
+	VMOVDQA32    Z12, Z14
+	VMOVDQA32    Z12, Z15
+	VPSUBD       Z16, Z24, Z16
+	VMOVDQA32    Z16, Z17
+	VMOVDQA32    Z16, Z18
+	VMOVDQA32    Z16, Z19
+	VPSUBD       Z20, Z24, Z20
+	VMOVDQA32    Z20, Z21
+	VMOVDQA32    Z20, Z22
+	VMOVDQA32    Z20, Z23
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z25
+	VMOVDQU8     (DX)(R9*1), Z26
+	VMOVDQU8     (DX)(R9*2), Z27
+	VMOVDQU8     (DX)(R10*1), Z28
+	VPBROADCASTD (CX), Z24
+	VPDPBUSD     Z24, Z25, Z0
+	VPDPBUSD     Z24, Z26, Z1
+	VPDPBUSD     Z24, Z27, Z2
+	VPDPBUSD     Z24, Z28, Z3
+	VPBROADCASTD (CX)(SI*1), Z24
+	VPDPBUSD     Z24, Z25, Z4
+	VPDPBUSD     Z24, Z26, Z5
+	VPDPBUSD     Z24, Z27, Z6
+	VPDPBUSD     Z24, Z28, Z7
+	VPBROADCASTD (CX)(SI*2), Z24
+	VPDPBUSD     Z24, Z25, Z8
+	VPDPBUSD     Z24, Z26, Z9
+	VPDPBUSD     Z24, Z27, Z10
+	VPDPBUSD     Z24, Z28, Z11
+	VPBROADCASTD (R8), Z24
+	VPDPBUSD     Z24, Z25, Z12
+	VPDPBUSD     Z24, Z26, Z13
+	VPDPBUSD     Z24, Z27, Z14
+	VPDPBUSD     Z24, Z28, Z15
+	VPBROADCASTD (R8)(SI*1), Z24
+	VPDPBUSD     Z24, Z25, Z16
+	VPDPBUSD     Z24, Z26, Z17
+	VPDPBUSD     Z24, Z27, Z18
+	VPDPBUSD     Z24, Z28, Z19
+	VPBROADCASTD (R8)(SI*2), Z24
+	VPDPBUSD     Z24, Z25, Z20
+	VPDPBUSD     Z24, Z26, Z21
+	VPDPBUSD     Z24, Z27, Z22
+	VPDPBUSD     Z24, Z28, Z23
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	VMOVDQU32    Z1, 64(AX)
+	VMOVDQU32    Z2, 128(AX)
+	VMOVDQU32    Z3, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	VMOVDQU32    Z5, 64(AX)
+	VMOVDQU32    Z6, 128(AX)
+	VMOVDQU32    Z7, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z8, (AX)
+	VMOVDQU32    Z9, 64(AX)
+	VMOVDQU32    Z10, 128(AX)
+	VMOVDQU32    Z11, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z12, (AX)
+	VMOVDQU32    Z13, 64(AX)
+	VMOVDQU32    Z14, 128(AX)
+	VMOVDQU32    Z15, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z16, (AX)
+	VMOVDQU32    Z17, 64(AX)
+	VMOVDQU32    Z18, 128(AX)
+	VMOVDQU32    Z19, 192(AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z20, (AX)
+	VMOVDQU32    Z21, 64(AX)
+	VMOVDQU32    Z22, 128(AX)
+	VMOVDQU32    Z23, 192(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul6x1AVX512(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VNNI
+TEXT ·mul6x1AVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVQ         w+16(FP), DX
+	MOVQ         sums+24(FP), BX
+	MOVQ         k+32(FP), SI
+	MOVQ         stride+40(FP), DI
+	SHLQ         $0x02, DI
+	LEAQ         (CX)(SI*2), R8
+	ADDQ         SI, R8
+	VPBROADCASTD (BX), Z0
+	VPSLLD       $0x07, Z0, Z0
+	VPBROADCASTD 4(BX), Z1
+	VPSLLD       $0x07, Z1, Z1
+	VPBROADCASTD 8(BX), Z2
+	VPSLLD       $0x07, Z2, Z2
+	VPBROADCASTD 12(BX), Z3
+	VPSLLD       $0x07, Z3, Z3
+	VPBROADCASTD 16(BX), Z4
+	VPSLLD       $0x07, Z4, Z4
+	VPBROADCASTD 20(BX), Z5
+	VPSLLD       $0x07, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPSUBD       Z0, Z6, Z0
+	VPSUBD       Z1, Z6, Z1
+	VPSUBD       Z2, Z6, Z2
+	VPSUBD       Z3, Z6, Z3
+	VPSUBD       Z4, Z6, Z4
+	VPSUBD       Z5, Z6, Z5
+	MOVQ         SI, BX
+
+loop:
+	VMOVDQU8     (DX), Z7
+	VPBROADCASTD (CX), Z6
+	VPDPBUSD     Z6, Z7, Z0
+	VPBROADCASTD (CX)(SI*1), Z6
+	VPDPBUSD     Z6, Z7, Z1
+	VPBROADCASTD (CX)(SI*2), Z6
+	VPDPBUSD     Z6, Z7, Z2
+	VPBROADCASTD (R8), Z6
+	VPDPBUSD     Z6, Z7, Z3
+	VPBROADCASTD (R8)(SI*1), Z6
+	VPDPBUSD     Z6, Z7, Z4
+	VPBROADCASTD (R8)(SI*2), Z6
+	VPDPBUSD     Z6, Z7, Z5
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, BX
+	JNZ          loop
+	VMOVDQU32    Z0, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z1, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z2, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z3, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z4, (AX)
+	ADDQ         DI, AX
+	VMOVDQU32    Z5, (AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul1x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul1x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	VPXOR Y4, Y4, Y4
+
+loop:
+	VPBROADCASTD (CX), X0
+	VPMOVSXBW    X0, Y0
+	VPMOVZXBW    (DX), Y5
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y1, Y1
+	VPMOVZXBW    16(DX), Y5
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y2, Y2
+	VPMOVZXBW    32(DX), Y5
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y3, Y3
+	VPMOVZXBW    48(DX), Y5
+	VPMADDWD     Y0, Y5, Y5
+	VPADDD       Y5, Y4, Y4
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, SI
+	JNZ          loop
+	VPBROADCASTD (BX), Y0
+	VPSLLD       $0x07, Y0, Y0
+	VPHADDD      Y2, Y1, Y1
+	VPERMQ       $0xd8, Y1, Y1
+	VPSUBD       Y0, Y1, Y1
+	VMOVDQU      Y1, (AX)
+	VPHADDD      Y4, Y3, Y3
+	VPERMQ       $0xd8, Y3, Y3
+	VPSUBD       Y0, Y3, Y3
+	VMOVDQU      Y3, 32(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func mul2x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul2x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	VPXOR Y4, Y4, Y4
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	VPXOR Y8, Y8, Y8
+	VPXOR Y9, Y9, Y9
+	MOVQ  SI, R8
+
+loop:
+	VPBROADCASTD (CX), X0
+	VPMOVSXBW    X0, Y0
+	VPBROADCASTD (CX)(SI*1), X5
+	VPMOVSXBW    X5, Y5
+	VPMOVZXBW    (DX), Y10
+	VPMADDWD     Y0, Y10, Y11
+	VPADDD       Y11, Y1, Y1
+	VPMADDWD     Y5, Y10, Y11
+	VPADDD       Y11, Y6, Y6
+	VPMOVZXBW    16(DX), Y10
+	VPMADDWD     Y0, Y10, Y11
+	VPADDD       Y11, Y2, Y2
+	VPMADDWD     Y5, Y10, Y11
+	VPADDD       Y11, Y7, Y7
+	VPMOVZXBW    32(DX), Y10
+	VPMADDWD     Y0, Y10, Y11
+	VPADDD       Y11, Y3, Y3
+	VPMADDWD     Y5, Y10, Y11
+	VPADDD       Y11, Y8, Y8
+	VPMOVZXBW    48(DX), Y10
+	VPMADDWD     Y0, Y10, Y11
+	VPADDD       Y11, Y4, Y4
+	VPMADDWD     Y5, Y10, Y11
+	VPADDD       Y11, Y9, Y9
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          loop
+	VPBROADCASTD (BX), Y0
+	VPSLLD       $0x07, Y0, Y0
+	VPHADDD      Y2, Y1, Y1
+	VPERMQ       $0xd8, Y1, Y1
+	VPSUBD       Y0, Y1, Y1
+	VMOVDQU      Y1, (AX)
+	VPHADDD      Y4, Y3, Y3
+	VPERMQ       $0xd8, Y3, Y3
+	VPSUBD       Y0, Y3, Y3
+	VMOVDQU      Y3, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y5
+	VPSLLD       $0x07, Y5, Y5
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y5, Y6, Y6
+	VMOVDQU      Y6, (AX)
+	VPHADDD      Y9, Y8, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VPSUBD       Y5, Y8, Y8
+	VMOVDQU      Y8, 32(AX)
+	ADDQ         DI, AX
+	VZEROUPPER
+	RET
+
+// func scaleAVX512(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+// Requires: AVX, AVX512F
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         sums+8(FP), CX
+	MOVQ         scale+16(FP), DX
+	MOVQ         bias+24(FP), BX
+	MOVQ         panels+40(FP), SI
+	VBROADCASTSS rowScale+32(FP), Z0
+	XORQ         DI, DI
+
+panel:
+	VCVTDQ2PS (CX)(DI*1), Z1
+	VMULPS    (DX)(DI*1), Z0, Z2
+	VMULPS    Z2, Z1, Z1
+	VADDPS    (BX)(DI*1), Z1, Z1
+	VMOVUPS   Z1, (AX)(DI*1)
+	ADDQ      $0x40, DI
+	DECQ      SI
+	JNZ       panel
+	VZEROUPPER
+	RET
+
+// func scaleAVX2(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+// Requires: AVX
+TEXT ·scaleAVX2(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         sums+8(FP), CX
+	MOVQ         scale+16(FP), DX
+	MOVQ         bias+24(FP), BX
+	MOVQ         panels+40(FP), SI
+	VBROADCASTSS rowScale+32(FP), Y0
+	XORQ         DI, DI
+
+panel:
+	VCVTDQ2PS (CX)(DI*1), Y1
+	VMULPS    (DX)(DI*1), Y0, Y2
+	VMULPS    Y2, Y1, Y1
+	VADDPS    (BX)(DI*1), Y1, Y1
+	VMOVUPS   Y1, (AX)(DI*1)
+	VCVTDQ2PS 32(CX)(DI*1), Y1
+	VMULPS    32(DX)(DI*1), Y0, Y2
+	VMULPS    Y2, Y1, Y1
+	VADDPS    32(BX)(DI*1), Y1, Y1
+	VMOVUPS   Y1, 32(AX)(DI*1)
+	ADDQ      $0x40, DI
+	DECQ      SI
+	JNZ       panel
+	VZEROUPPER
+	RET

@@ -88,3 +88,81 @@ func (l level) dotsAtI8(dst []int32, q, base []int8, ids []uint32) {
 		dotsAtI8Go(dst, q, base, ids)
 	}
 }
+
+// tileShape is how much of a product the registers hold.
+func (l level) tileShape() (rows, panels int) {
+	switch l {
+	case avx512:
+		return maxTileRows, maxTilePanels
+	case avx2:
+		return 2, 1
+	default:
+		return maxTileRows, 1
+	}
+}
+
+func (l level) tile(tile *sumsOfTile, x []int8, w []uint8, sums []int32, k int) {
+	rows, wide := len(sums), len(w) > panelN*k
+	switch {
+	case l == plain:
+		tileGo(tile, x, w, sums, k)
+	case l == avx512 && wide:
+		wideTile512(&tile[0], &x[0], &w[0], &sums[0], k, rows)
+	case l == avx512:
+		tile512(&tile[0], &x[0], &w[0], &sums[0], k, rows)
+	case rows == 2:
+		mul2x1AVX2(&tile[0], &x[0], &w[0], &sums[0], k, panelN)
+	default:
+		mul1x1AVX2(&tile[0], &x[0], &w[0], &sums[0], k, panelN)
+	}
+}
+
+// wideTile512 and tile512 are switches, as what a kernel in a variable is given escapes.
+func wideTile512(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
+	switch rows {
+	case 1:
+		mul1x4AVX512(d, x, w, s, k, 4*panelN)
+	case 2:
+		mul2x4AVX512(d, x, w, s, k, 4*panelN)
+	case 3:
+		mul3x4AVX512(d, x, w, s, k, 4*panelN)
+	case 4:
+		mul4x4AVX512(d, x, w, s, k, 4*panelN)
+	case 5:
+		mul5x4AVX512(d, x, w, s, k, 4*panelN)
+	case 6:
+		mul6x4AVX512(d, x, w, s, k, 4*panelN)
+	}
+}
+
+func tile512(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
+	switch rows {
+	case 1:
+		mul1x1AVX512(d, x, w, s, k, 1*panelN)
+	case 2:
+		mul2x1AVX512(d, x, w, s, k, 1*panelN)
+	case 3:
+		mul3x1AVX512(d, x, w, s, k, 1*panelN)
+	case 4:
+		mul4x1AVX512(d, x, w, s, k, 1*panelN)
+	case 5:
+		mul5x1AVX512(d, x, w, s, k, 1*panelN)
+	case 6:
+		mul6x1AVX512(d, x, w, s, k, 1*panelN)
+	}
+}
+
+func (l level) scale(dst []float32, sums []int32, scale, bias []float32, rowScale float32) {
+	whole := len(dst) / panelN
+	if l == plain || whole == 0 {
+		scaleGo(dst, sums, scale, bias, rowScale)
+		return
+	}
+	if l == avx512 {
+		scaleAVX512(&dst[0], &sums[0], &scale[0], &bias[0], rowScale, whole)
+	} else {
+		scaleAVX2(&dst[0], &sums[0], &scale[0], &bias[0], rowScale, whole)
+	}
+	done := whole * panelN
+	scaleGo(dst[done:], sums[done:], scale[done:], bias[done:], rowScale)
+}

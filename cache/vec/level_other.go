@@ -9,3 +9,13 @@ func (level) dotsAt(dst, q, base []float32, ids []uint32) { dotsAtGo(dst, q, bas
 
 func (level) dotsI8(dst []int32, q, rows []int8)                 { dotsI8Go(dst, q, rows) }
 func (level) dotsAtI8(dst []int32, q, base []int8, ids []uint32) { dotsAtI8Go(dst, q, base, ids) }
+
+func (level) tileShape() (rows, panels int) { return maxTileRows, 1 }
+
+func (level) tile(tile *sumsOfTile, x []int8, w []uint8, sums []int32, k int) {
+	tileGo(tile, x, w, sums, k)
+}
+
+func (level) scale(dst []float32, sums []int32, scale, bias []float32, rowScale float32) {
+	scaleGo(dst, sums, scale, bias, rowScale)
+}

@@ -19,6 +19,15 @@ func main() {
 	int8Rows512("dotsAtI8AVX512", true)
 	int8Rows256("dotsI8AVX2", false)
 	int8Rows256("dotsAtI8AVX2", true)
+	for rows := 1; rows <= 6; rows++ {
+		mul512(rows, 4)
+		mul512(rows, 1)
+	}
+	for rows := 1; rows <= 2; rows++ {
+		mul256(rows)
+	}
+	scale("scaleAVX512", func() reg.VecVirtual { return build.ZMM() }, 64)
+	scale("scaleAVX2", func() reg.VecVirtual { return build.YMM() }, 32)
 	build.Generate()
 }
 

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// A panel holds 16 columns of the result: 4 numbers of each, then the next 4.
+const panelN, panelK = 16, 4
+
+// tile is the part of a product that stays in registers.
+type tile struct {
+	rows, panels int
+	dst          reg.Register
+	dstStride    reg.Register // bytes from a row of dst to the next
+	x            [2]reg.Register
+	w            reg.Register
+	k            reg.Register // numbers of a row of x and of a column
+	panel        [3]reg.Register
+	sums         reg.Register
+}
+
+// newTile opens the kernel of a tile.
+func newTile(width string, rows, panels int) *tile {
+	name := fmt.Sprintf("mul%dx%d%s", rows, panels, width)
+	build.TEXT(name, build.NOSPLIT, "func(dst *int32, x *int8, w *uint8, sums *int32, k, stride int)")
+	build.Pragma("noescape")
+	build.Doc(fmt.Sprintf("%s multiplies %d rows of x by %d panels of w. sums are those of the rows of x,", name, rows, panels),
+		"stride is from one row of dst to the next, in numbers.")
+	t := &tile{rows: rows, panels: panels}
+	t.dst = build.Load(build.Param("dst"), build.GP64())
+	t.x[0] = build.Load(build.Param("x"), build.GP64())
+	t.w = build.Load(build.Param("w"), build.GP64())
+	t.sums = build.Load(build.Param("sums"), build.GP64())
+	t.k = build.Load(build.Param("k"), build.GP64())
+	t.dstStride = build.Load(build.Param("stride"), build.GP64())
+	build.SHLQ(operand.Imm(2), t.dstStride)
+	if rows > 3 {
+		t.x[1] = build.GP64()
+		build.LEAQ(operand.Mem{Base: t.x[0], Index: t.k, Scale: 2}, t.x[1])
+		build.ADDQ(t.k, t.x[1])
+	}
+	if panels > 1 {
+		t.panel[0], t.panel[2] = gp(t.k), build.GP64()
+		build.SHLQ(operand.Imm(4), t.panel[0])
+		build.LEAQ(operand.Mem{Base: t.panel[0], Index: t.panel[0], Scale: 2}, t.panel[2])
+	}
+	return t
+}
+
+// rowOfX is where the next numbers of a row are.
+func (t *tile) rowOfX(r int) operand.Mem {
+	m := operand.Mem{Base: t.x[r/3]}
+	if r%3 > 0 {
+		m.Index, m.Scale = t.k, uint8(r%3)
+	}
+	return m
+}
+
+// panelOfW is where the next numbers of a panel are.
+func (t *tile) panelOfW(p int) operand.Mem {
+	m := operand.Mem{Base: t.w}
+	switch p {
+	case 1, 2:
+		m.Index, m.Scale = t.panel[0], uint8(p)
+	case 3:
+		m.Index, m.Scale = t.panel[2], 1
+	}
+	return m
+}
+
+// loop runs step for every 4 numbers of a row.
+func (t *tile) loop(step func()) {
+	left := gp(t.k)
+	build.Label("loop")
+	step()
+	for _, x := range t.x {
+		if x != nil {
+			build.ADDQ(operand.Imm(panelK), x)
+		}
+	}
+	build.ADDQ(operand.Imm(panelN*panelK), t.w)
+	build.SUBQ(operand.Imm(panelK), left)
+	build.JNZ(operand.LabelRef("loop"))
+}
+
+// mul512 is a tile with VNNI, which multiplies unsigned weights by signed x. The weights are
+// 128 too large, which the sums of x's rows take off.
+func mul512(rows, panels int) {
+	t := newTile("AVX512", rows, panels)
+	acc := make([][]reg.VecVirtual, rows)
+	for r := range acc {
+		acc[r] = make([]reg.VecVirtual, panels)
+		for p := range acc[r] {
+			acc[r][p] = build.ZMM()
+		}
+		build.VPBROADCASTD(operand.Mem{Base: t.sums, Disp: 4 * r}, acc[r][0])
+		build.VPSLLD(operand.Imm(7), acc[r][0], acc[r][0])
+	}
+	zero := build.ZMM()
+	build.VPXORD(zero, zero, zero)
+	for r := range acc {
+		build.VPSUBD(acc[r][0], zero, acc[r][0])
+		for p := 1; p < panels; p++ {
+			build.VMOVDQA32(acc[r][0], acc[r][p])
+		}
+	}
+	w := make([]reg.VecVirtual, panels)
+	for p := range w {
+		w[p] = build.ZMM()
+	}
+	x := zero
+	t.loop(func() {
+		for p := range w {
+			build.VMOVDQU8(t.panelOfW(p), w[p])
+		}
+		for r := range acc {
+			build.VPBROADCASTD(t.rowOfX(r), x)
+			for p := range w {
+				multiplyAdd(x, w[p], acc[r][p])
+			}
+		}
+	})
+	for r := range acc {
+		for p := range w {
+			build.VMOVDQU32(acc[r][p], operand.Mem{Base: t.dst, Disp: 64 * p})
+		}
+		build.ADDQ(t.dstStride, t.dst)
+	}
+	build.VZEROUPPER()
+	build.RET()
+}
+
+// mul256 is a tile of one panel without VNNI: both sides are widened to 16 bits, as to
+// multiply bytes would saturate.
+func mul256(rows int) {
+	t := newTile("AVX2", rows, 1)
+	acc := make([][4]reg.VecVirtual, rows)
+	x := make([]reg.VecVirtual, rows)
+	for r := range acc {
+		x[r] = build.YMM()
+		for g := range acc[r] {
+			acc[r][g] = build.YMM()
+			build.VPXOR(acc[r][g], acc[r][g], acc[r][g])
+		}
+	}
+	w, product := build.YMM(), build.YMM()
+	t.loop(func() {
+		for r := range x {
+			build.VPBROADCASTD(t.rowOfX(r), x[r].AsX())
+			build.VPMOVSXBW(x[r].AsX(), x[r])
+		}
+		for g := range 4 {
+			build.VPMOVZXBW(operand.Mem{Base: t.w, Disp: 16 * g}, w)
+			for r := range x {
+				build.VPMADDWD(x[r], w, product)
+				build.VPADDD(product, acc[r][g], acc[r][g])
+			}
+		}
+	})
+	for r := range acc {
+		// each column has two sums, in neighbouring lanes; that of x's row, times 128, is too much
+		extra := x[r]
+		build.VPBROADCASTD(operand.Mem{Base: t.sums, Disp: 4 * r}, extra)
+		build.VPSLLD(operand.Imm(7), extra, extra)
+		for half := range 2 {
+			sum := acc[r][2*half]
+			build.VPHADDD(acc[r][2*half+1], sum, sum)
+			build.VPERMQ(operand.Imm(0b11011000), sum, sum)
+			build.VPSUBD(extra, sum, sum)
+			build.VMOVDQU(sum, operand.Mem{Base: t.dst, Disp: 32 * half})
+		}
+		build.ADDQ(t.dstStride, t.dst)
+	}
+	build.VZEROUPPER()
+	build.RET()
+}
+
+// scale makes numbers of the sums of one row of a product, 16 at a time:
+// dst[i] = float(sums[i]) · (rowScale · scale[i]) + bias[i], each step rounded, so that plain Go has the same.
+func scale(name string, vector func() reg.VecVirtual, bytes int) {
+	build.TEXT(name, build.NOSPLIT, "func(dst *float32, sums *int32, scale, bias *float32, rowScale float32, panels int)")
+	build.Pragma("noescape")
+	build.Doc(name + " makes numbers of the sums of a row of panels of 16.")
+	dst := build.Load(build.Param("dst"), build.GP64())
+	sums := build.Load(build.Param("sums"), build.GP64())
+	scale := build.Load(build.Param("scale"), build.GP64())
+	bias := build.Load(build.Param("bias"), build.GP64())
+	panels := build.Load(build.Param("panels"), build.GP64())
+	row, v, s := vector(), vector(), vector()
+	rowScale, err := build.Param("rowScale").Resolve()
+	if err != nil {
+		panic(err)
+	}
+	build.VBROADCASTSS(rowScale.Addr, row)
+	offset := build.GP64()
+	build.XORQ(offset, offset)
+	build.Label("panel")
+	for i := 0; i < 64; i += bytes {
+		build.VCVTDQ2PS(at(sums, offset, i), v)
+		build.VMULPS(at(scale, offset, i), row, s)
+		build.VMULPS(s, v, v)
+		build.VADDPS(at(bias, offset, i), v, v)
+		build.VMOVUPS(v, at(dst, offset, i))
+	}
+	build.ADDQ(operand.Imm(64), offset)
+	build.DECQ(panels)
+	build.JNZ(operand.LabelRef("panel"))
+	build.VZEROUPPER()
+	build.RET()
+}
