@@ -1,0 +1,177 @@
+package calibrate
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"headgate/cache/threshold"
+)
+
+func drawPairs(t *rapid.T) []pair {
+	n := rapid.IntRange(2, 60).Draw(t, "n")
+	pairs := make([]pair, n)
+	for i := range pairs {
+		pairs[i] = pair{
+			similarity: float32(rapid.IntRange(-20, 20).Draw(t, "similarity")) / 20, same: rapid.Bool().Draw(t, "same"),
+			tested: rapid.Bool().Draw(t, "tested"), kinds: uint32(rapid.IntRange(0, 2).Draw(t, "kinds")),
+		}
+	}
+	pairs[0].same, pairs[1].same = true, false
+	return pairs
+}
+
+func all(*pair) bool { return true }
+
+// A point of the curve is what counting says.
+func TestPoints(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pairs, guards := drawPairs(t), rapid.Bool().Draw(t, "guards")
+		limit := float64(rapid.IntRange(leastThreshold, mostThreshold).Draw(t, "threshold")) / 1000
+		hits, wrong, same := 0, 0, 0
+		for _, p := range pairs {
+			same += one(p.same)
+			if float64(p.similarity) >= limit && !(guards && p.kinds != 0) {
+				hits++
+				wrong += one(!p.same)
+			}
+		}
+		p := count(pairs, guards, all).at(limit, 0.9)
+		if p.Hits != hits || p.Wrong != wrong || p.SameHit != float64(hits-wrong)/float64(same) {
+			t.Fatalf("%+v, want %d wrong of %d", p, wrong, hits)
+		}
+		if p.Lower > p.Error || p.Upper < p.Error || p.Upper != threshold.UpperBound(int64(wrong), int64(hits), 0.9) {
+			t.Fatalf("bounds of %+v", p)
+		}
+	})
+}
+
+// The area is how often a pair of the same ranks above one that is different; equals count half.
+func TestArea(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pairs, guards := drawPairs(t), rapid.Bool().Draw(t, "guards")
+		rank := func(p *pair) float64 {
+			if guards && p.kinds != 0 {
+				return -2
+			}
+			return float64(p.similarity)
+		}
+		var above, of float64
+		for i := range pairs {
+			for j := range pairs {
+				if !pairs[i].same || pairs[j].same {
+					continue
+				}
+				of++
+				switch a, b := rank(&pairs[i]), rank(&pairs[j]); {
+				case a > b:
+					above++
+				case a == b:
+					above += 0.5
+				}
+			}
+		}
+		curve, area := count(pairs, guards, all).roc()
+		if math.Abs(area-above/of) > 1e-9 {
+			t.Fatalf("area %v, want %v", area, above/of)
+		}
+		for i := 1; i < len(curve); i++ {
+			if curve[i].same < curve[i-1].same || curve[i].different < curve[i-1].different {
+				t.Fatal("the curve turns back")
+			}
+		}
+	})
+}
+
+// The lowest threshold that keeps the budget on the half that chooses is recommended, and no other.
+func TestRecommendsTheLowest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pairs := drawPairs(t)
+		budget := rapid.SampledFrom([]float64{0.02, 0.2, 0.4}).Draw(t, "budget")
+		chosen := count(pairs, true, func(p *pair) bool { return !p.tested })
+		tested := count(pairs, true, func(p *pair) bool { return p.tested })
+		r := recommend(chosen, tested, count(pairs, true, all), budget, 0.9)
+		want := 0.0
+		for limit := mostThreshold; limit >= leastThreshold; limit-- {
+			if p := chosen.at(float64(limit)/1000, 0.9); p.Hits > 0 && p.Upper <= budget {
+				want = p.Threshold
+			}
+		}
+		if r.Threshold != want {
+			t.Fatalf("%v is recommended, want %v", r.Threshold, want)
+		}
+		if (r.Outcome == None) != (want == 0) || r.Outcome == Confirmed && r.Tested.Upper > budget || r.Outcome == Doubtful && r.Tested.Error <= budget {
+			t.Fatalf("%+v", r)
+		}
+	})
+}
+
+// So many pairs would do, and fewer would not.
+func TestNeeded(t *testing.T) {
+	for _, c := range []struct {
+		hits, wrong, pairs int
+		budget             float64
+		want               int
+	}{
+		{10, 0, 10, 0.02, 149}, // ln .05 / ln .98
+		{10, 0, 100, 0.02, 1490},
+		{5, 1, 10, 0.2, 0},
+		{5, 2, 10, 0.2, 0},
+		{0, 0, 10, 0.2, 0},
+	} {
+		p := Point{Hits: c.hits, Wrong: c.wrong}
+		if c.hits > 0 {
+			p.Error = float64(c.wrong) / float64(c.hits)
+		}
+		if got := needed(p, c.pairs, c.budget, 0.95); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+	p := Point{Hits: 100, Wrong: 1, Error: 0.01}
+	n := needed(p, 100, 0.02, 0.95)
+	bound := func(n int) float64 {
+		return threshold.UpperBound(int64(math.Ceil(0.01*float64(n))), int64(n), 0.95)
+	}
+	if bound(n) > 0.02 || bound(n-1) <= 0.02 {
+		t.Errorf("%d pairs: bounds %v, and %v with one fewer", n, bound(n), bound(n-1))
+	}
+}
+
+// A threshold that its luck chose, and that is not within the budget, is confirmed no more often than the confidence says.
+func TestConfirmedHolds(t *testing.T) {
+	const (
+		worlds       = 300
+		budget, sure = 0.05, 0.8
+		n            = 900
+	)
+	// Similarities are even in (.5, 1); a pair's chance to be different falls from this to nothing.
+	differs := func(s float64) float64 { return 0.36 * (1 - s) }
+	rng := rand.New(rand.NewPCG(4, 2))
+	good, bad, confirmedGood, confirmedBad := 0, 0, 0, 0
+	for range worlds {
+		pairs := make([]pair, n)
+		for i := range pairs {
+			s := (1 + rng.Float64()) / 2
+			pairs[i] = pair{similarity: float32(s), same: rng.Float64() >= differs(s), tested: rng.IntN(2) == 0}
+		}
+		r := recommend(count(pairs, true, func(p *pair) bool { return !p.tested }), count(pairs, true, func(p *pair) bool { return p.tested }), count(pairs, true, all), budget, sure)
+		switch truth := differs((r.Threshold + 1) / 2); {
+		case r.Outcome == None:
+		case truth > budget:
+			bad++
+			confirmedBad += one(r.Outcome == Confirmed)
+		default:
+			good++
+			confirmedGood += one(r.Outcome == Confirmed)
+		}
+	}
+	t.Logf("confirmed: %d of %d that are within the budget, %d of %d that are not", confirmedGood, good, confirmedBad, bad)
+	if bad < 20 || confirmedGood < 20 {
+		t.Fatal("too few worlds: this shows nothing")
+	}
+	if most := (1 - sure) * float64(bad); float64(confirmedBad) > most {
+		t.Errorf("%d thresholds of %d were confirmed wrongly, at most %.0f may", confirmedBad, bad, most)
+	}
+}
