@@ -21,13 +21,13 @@ func (w *weights) logit(s, vote float64) float64 { return w[0] + w[1]*s + w[2]*v
 
 // Tuned on the training parts of banking77 and clinc150; see DESIGN.md.
 const (
-	voteTemperature = 0.08 // how fast a neighbour's vote fades with its distance from the candidate
+	voteTemperature = 0.10 // how fast a neighbour's vote fades with its distance from the candidate
 	background      = 0.20 // the similarity of a neighbour that always votes against
 	priorWeight     = 2.0  // precision of the prior of the weights
-	pseudo          = 10.0 // labels that the model's word counts for, beside those of the region
+	pseudo          = 2.0  // wrong labels that the model's word counts for, beside those of the region
 	minLabels       = 40   // in a region, before anything of it is served
 	cutConfidence   = 0.9  // of the bound at the cut
-	entryVariance   = 0.5  // of an entry's own deviation, in logits
+	entryVariance   = 1.0  // of an entry's own deviation, in logits
 )
 
 func priorWeights() weights { return weights{-2.5, 4, 0.7} }
@@ -109,18 +109,18 @@ func fitModel(k sketch, hitBound, bound float64) model {
 		all += float64(rows[i].n.seen)
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.logit, a.logit) })
-	var seen, expected float64
-	var labelled, wrong float64
+	var seen, mass, labelled, wrong, expected float64
 	for _, r := range rows {
+		q := logistic(-r.logit)
 		seen += float64(r.n.seen)
-		expected += float64(r.n.seen) * logistic(-r.logit)
+		mass += float64(r.n.seen) * q
 		labelled += float64(r.n.labelled)
 		wrong += float64(r.n.labelled - r.n.same)
+		expected += float64(r.n.labelled) * q
 		if labelled < minLabels || seen == 0 {
 			continue
 		}
-		e := min(max(expected/seen, 1e-6), 1-1e-6)
-		upper := betaQuantile(cutConfidence, pseudo*e+wrong, pseudo*(1-e)+labelled-wrong)
+		upper := gammaQuantile(cutConfidence, pseudo+wrong) / (pseudo + expected) * mass / seen
 		if upper <= hitBound && upper*seen <= bound*all {
 			m.cut, m.upper = r.logit, upper
 		}
@@ -170,4 +170,10 @@ func (o *Observations) deviation2(w *weights) (u float64) {
 		}
 	}
 	return u
+}
+
+// gammaQuantile is the p-quantile of a gamma distribution of that shape and rate 1, by Wilson and Hilferty's cube.
+func gammaQuantile(p, shape float64) float64 {
+	x := 1 - 1/(9*shape) + normalQuantile(p)/(3*math.Sqrt(shape))
+	return shape * max(x, 0) * x * x
 }

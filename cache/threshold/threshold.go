@@ -6,7 +6,10 @@
 // Evidence, calls Policy.Decide, does as told, and hands labels back to Observations, Pool and Budget.
 package threshold
 
-import "math/rand/v2"
+import (
+	"fmt"
+	"math/rand/v2"
+)
 
 // Mode says by what a would-be hit is told from a miss.
 type Mode uint8
@@ -35,7 +38,25 @@ type Policy struct {
 	Audit float64
 }
 
-// Neighbor is an entry near the question, whether or not a guard refuses to serve it.
+// Validate says what is wrong with the policy, naming the field.
+func (p *Policy) Validate() error {
+	share := func(v float64) bool { return v >= 0 && v <= 1 } // false for what is no number
+	switch {
+	case p.Mode > VCache:
+		return fmt.Errorf("mode %d: there is no such mode", p.Mode)
+	case p.Mode == Static && !(p.Threshold > 0 && p.Threshold <= 1):
+		return fmt.Errorf("threshold %g: a similarity above 0, at most 1", p.Threshold)
+	case !share(p.ErrorBound):
+		return fmt.Errorf("error_bound %g: a share between 0 and 1", p.ErrorBound)
+	case !share(p.HitErrorBound):
+		return fmt.Errorf("hit_error_bound %g: a share between 0 and 1", p.HitErrorBound)
+	case !share(p.Audit):
+		return fmt.Errorf("audit %g: a share between 0 and 1", p.Audit)
+	}
+	return nil
+}
+
+// Neighbor is an entry near the question that no guard refuses to serve.
 type Neighbor struct {
 	Similarity float64
 	// Answer names the answer: two entries whose answers were found to be the same have the same number.
@@ -51,7 +72,8 @@ type Evidence struct {
 	Similarity float64
 	// Answer of the candidate.
 	Answer uint64
-	// Neighbors are the nearest entries, the nearest first, among them the candidate, and those that guards refuse.
+	// Neighbors are the nearest entries that the guards let pass, the nearest first, the candidate among them: a "turn off"
+	// that was refused must not speak against the "turn on" beside it.
 	Neighbors []Neighbor
 	// Own is what was observed of the candidate; nil counts as none.
 	Own *Observations

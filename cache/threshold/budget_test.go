@@ -1,0 +1,216 @@
+package threshold
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+func bounded(hit, request float64) *Policy {
+	return &Policy{Mode: Learned, HitErrorBound: hit, ErrorBound: request, Audit: 0.05}
+}
+
+// play asks n questions, of which hits in a share, and of those wrong in a share; a twentieth of them is audited while
+// hits are allowed, all otherwise. It ends early at the first trip if stop is set, and tells after how many.
+func play(b *Budget, rng *rand.Rand, n int, hits, wrong float64, stop bool) int {
+	for i := range n {
+		switch {
+		case rng.Float64() >= hits:
+			b.Count(Miss)
+		case !b.Allowed() || rng.Float64() < 0.05:
+			b.Count(Audit)
+			b.Label(rng.Float64() >= wrong)
+		default:
+			b.Count(Serve)
+		}
+		if stop && !b.Allowed() {
+			return i
+		}
+	}
+	return n
+}
+
+// TestBudgetTrips: an error per hit of three times the bound and more is found out, always.
+func TestBudgetTrips(t *testing.T) {
+	for _, c := range []struct {
+		bound, wrong float64
+		within       int // would-be hits, most of all seeds
+	}{{0.02, 0.06, 40_000}, {0.02, 0.2, 4_000}, {0.05, 0.15, 16_000}, {0.05, 1, 400}, {0.1, 0.3, 8_000}, {0, 0.01, 20_000}} {
+		worst := 0
+		for seed := range uint64(200) {
+			n := play(NewBudget(bounded(c.bound, 1)), rand.New(rand.NewPCG(seed, 1)), c.within, 1, c.wrong, true)
+			if n == c.within {
+				t.Errorf("seed %d: bound %g: an error of %g went unnoticed over %d hits", seed, c.bound, c.wrong, n)
+			}
+			worst = max(worst, n)
+		}
+		t.Logf("bound %g, error %g: found out after %d would-be hits at the latest (seeds 0–199)", c.bound, c.wrong, worst)
+	}
+}
+
+// TestBudgetBears: half the bound trips hardly ever over a million would-be hits, and the bound itself at most in one
+// block of a thousand.
+func TestBudgetBears(t *testing.T) {
+	for _, c := range []struct {
+		bound, wrong float64
+		trips        int // at most, over all seeds
+	}{{0.02, 0.01, 0}, {0.05, 0.025, 0}, {0.1, 0.03, 0}, {0.02, 0.02, 8}} {
+		trips, blocks := 0, 0
+		for seed := range uint64(20) {
+			const audits = 50_000 // of a million hits
+			b, rng := NewBudget(bounded(c.bound, 1)), rand.New(rand.NewPCG(seed, 2))
+			for range audits {
+				b.Count(Audit)
+				b.Label(rng.Float64() >= c.wrong)
+				if !b.Allowed() {
+					trips++
+					b.change(b.own.state + 1)
+				}
+			}
+			blocks += audits / blockAudits
+		}
+		t.Logf("bound %g, error %g: %d trips in %d blocks (seeds 0–19)", c.bound, c.wrong, trips, blocks)
+		if trips > c.trips {
+			t.Errorf("bound %g, error %g: %d trips, more than %d", c.bound, c.wrong, trips, c.trips)
+		}
+	}
+}
+
+// TestBudgetPerRequest: one wrong hit in ten is a wrong answer in fifty while a fifth of requests are hits.
+func TestBudgetPerRequest(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		if n := play(NewBudget(bounded(1, 0.005)), rng, 200_000, 0.2, 0.1, true); n == 200_000 {
+			t.Errorf("seed %d: .02 of requests are answered wrongly, .005 may, and nobody noticed", seed)
+		}
+		b := NewBudget(bounded(1, 0.04))
+		if n := play(b, rng, 200_000, 0.2, 0.1, true); n < 200_000 {
+			t.Errorf("seed %d: .02 of requests are answered wrongly, .04 may, and it tripped after %d: %+v", seed, n, b.Snapshot())
+		}
+	}
+}
+
+// TestBudgetRecovers: after a trip hits stay away while the error is what it was, and come back once it is half the
+// bound; a bound that is just kept does not suffice.
+func TestBudgetRecovers(t *testing.T) {
+	for seed := range uint64(20) {
+		b, rng := NewBudget(bounded(0.05, 1)), rand.New(rand.NewPCG(seed, 4))
+		if play(b, rng, 100_000, 1, 0.3, true); b.Allowed() {
+			t.Fatalf("seed %d: it did not trip", seed)
+		}
+		if play(b, rng, 20_000, 1, 0.055, false); b.Allowed() {
+			t.Errorf("seed %d: it goes on, though the error is above the bound", seed)
+		}
+		b.change(b.own.state) // whoever waits long for the better is not what is tested
+		play(b, rng, 20_000, 1, 0.02, false)
+		if s := b.Snapshot(); !b.Allowed() || s.Tripped || s.Trips != 1 {
+			t.Errorf("seed %d: it did not recover: %+v", seed, s)
+		}
+	}
+}
+
+// TestBudgetOfManyNodes: what no node sees enough of for itself trips them all, and all go on when one does.
+func TestBudgetOfManyNodes(t *testing.T) {
+	const n, each = 5, 4
+	var nodes [n]*Budget
+	for i := range nodes {
+		nodes[i] = NewBudget(bounded(0.05, 1))
+	}
+	gossip := func() {
+		for i, b := range nodes {
+			for j, other := range nodes {
+				if i != j {
+					if err := b.Hear(string(rune('a'+j)), other.Own()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+	}
+	for _, b := range nodes {
+		for i := range each { // of which a node alone makes nothing
+			b.Count(Audit)
+			b.Label(i%2 == 0)
+		}
+		if !b.Allowed() {
+			t.Fatal("it tripped alone: the test shows nothing")
+		}
+	}
+	gossip()
+	gossip()
+	for i, b := range nodes {
+		if s := b.Snapshot(); b.Allowed() || s.Trips != 1 || s.Audited != each*n {
+			t.Errorf("node %d: %+v", i, s)
+		}
+	}
+	for range 120 {
+		for _, b := range nodes {
+			b.Count(Audit)
+			b.Label(true)
+		}
+	}
+	gossip()
+	gossip()
+	for i, b := range nodes {
+		if !b.Allowed() {
+			t.Errorf("node %d does not go on: %+v", i, b.Snapshot())
+		}
+	}
+	nodes[0] = NewBudget(bounded(0.05, 1)) // it was started anew, and knows of no trip
+	gossip()
+	if s := nodes[0].Snapshot(); s.Trips != 1 || s.Tripped {
+		t.Errorf("the new one: %+v", s)
+	}
+}
+
+// TestReports: what people report counts as audited and wrong.
+func TestReports(t *testing.T) {
+	b := NewBudget(bounded(0.02, 1))
+	n := 0
+	for ; b.Allowed() && n < 100; n++ {
+		b.Count(Serve)
+		b.Wrong()
+	}
+	if s := b.Snapshot(); n > 4 || s.Reported != int64(n) || s.Audited != 0 || !s.Tripped {
+		t.Errorf("after %d reports: %+v", n, s)
+	}
+	var none *Budget
+	if none.Allowed() {
+		t.Error("without a budget hits are allowed")
+	}
+}
+
+// TestInterval: the published bounds hold the truth in at least 95 of 100 histories, at all of a thousand looks.
+func TestInterval(t *testing.T) {
+	const histories = 400
+	for _, p := range []float64{0.01, 0.05, 0.2} {
+		missed := 0
+		for seed := range uint64(histories) {
+			rng, tl := rand.New(rand.NewPCG(seed, 6)), tally{}
+			for range 1000 {
+				tl.audited++
+				if rng.Float64() < p {
+					tl.wrong++
+				}
+				if excluded(&tl, p, publishAlpha) != 0 {
+					missed++
+					break
+				}
+			}
+		}
+		t.Logf("share %g: %d of %d histories (seeds 0–399) excluded it at some time", p, missed, histories)
+		if missed > histories/20+13 { // 3 deviations
+			t.Errorf("share %g: %d of %d histories excluded it", p, missed, histories)
+		}
+	}
+	r := interval(&tally{audited: 1000, wrong: 20}, publishAlpha)
+	if lower, upper := LowerBound(20, 1000, 0.975), UpperBound(20, 1000, 0.975); r.Estimate != 0.02 || r.Lower >= lower || r.Upper <= upper || r.Upper > 2*upper {
+		t.Errorf("%+v is not somewhat wider than %g … %g, which holds for one look", r, lower, upper)
+	}
+	if r := interval(&tally{}, publishAlpha); r != (Rate{Upper: 1}) {
+		t.Errorf("of nothing: %+v", r)
+	}
+	if math.IsNaN(interval(&tally{audited: 5, wrong: 5}, publishAlpha).Lower) {
+		t.Error("all wrong: no number")
+	}
+}
