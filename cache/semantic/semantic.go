@@ -8,10 +8,13 @@
 package semantic
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,6 +53,52 @@ type Config struct {
 
 	Logger     *slog.Logger          // nil: none
 	Registerer prometheus.Registerer // nil: none
+}
+
+// Where Config does not say.
+const (
+	tenantShare   = 0.25
+	maxPartitions = 1 << 16
+	insertRate    = 50
+	leastBytes    = 1 << 20
+)
+
+// validate says what is missing, and fills in what may be.
+func (c *Config) validate() error {
+	for _, f := range [...]struct {
+		name string
+		ok   bool
+	}{
+		{"Ring", c.Ring != nil},
+		{"Client", c.Client != nil},
+		{"Peers", c.Peers != nil},
+		{"Valid", c.Valid != nil},
+		{"Now", c.Now != nil},
+		{"Rand", c.Rand != nil},
+	} {
+		if !f.ok {
+			return fmt.Errorf("semantic: %s must be given", f.name)
+		}
+	}
+	if c.MaxBytes < leastBytes {
+		return fmt.Errorf("semantic: MaxBytes %d: must be at least %d", c.MaxBytes, leastBytes)
+	}
+	if !(c.TenantShare >= 0 && c.TenantShare <= 1) {
+		return fmt.Errorf("semantic: TenantShare %v: above 0, up to 1; 0 for %v", c.TenantShare, tenantShare)
+	}
+	if c.MaxPartitions < 0 || !(c.InsertsPerSecond >= 0) {
+		return errors.New("semantic: MaxPartitions and InsertsPerSecond must not be negative; 0 for their defaults")
+	}
+	c.TenantShare = cmp.Or(c.TenantShare, tenantShare)
+	c.MaxPartitions = cmp.Or(c.MaxPartitions, maxPartitions)
+	c.InsertsPerSecond = cmp.Or(c.InsertsPerSecond, insertRate)
+	if c.Crossover == nil {
+		c.Crossover = func(int) int { return 0 }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
 }
 
 // Question is what is asked. Nothing in it is written to.
@@ -105,37 +154,162 @@ type Label struct {
 	By    string // how: exact, embedding, verifier, person
 	// AnswerHash is of the model's answer, normalised, so that two entries with one answer are known for it. 0: none.
 	AnswerHash uint64
+	// AnswerVector is of the model's answer, of unit length, likewise; nil: none. Answers is the similarity from which two such say
+	// the same; 0: they are not compared.
+	AnswerVector []float32
+	Answers      float64
 }
 
 // Cache is one node's part of the cluster's semantic cache. Safe for concurrent use.
 type Cache struct {
-	cfg Config
+	cfg    Config
+	shard  *shard
+	met    *metrics
+	recent recent
+	node   uint64 // this run of this node, to others
+	queue  queue
+	moves  chan struct{} // has a place for each call that brings entries
+	moved  chan struct{}
+	ctx    context.Context // of all that runs in the background
+	cancel context.CancelFunc
+
+	mu     sync.Mutex // over what follows
+	rng    *rand.Rand
+	breaks map[string]int64 // addresses that did not answer, and until when they are passed over
+	done   chan struct{}    // of Run; nil before
+	closed bool
 }
 
 // New makes an empty Cache, without goroutines until Run.
-func New(cfg Config) (*Cache, error) { return &Cache{cfg: cfg}, nil }
+func New(cfg Config) (*Cache, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	c := &Cache{
+		cfg: cfg, breaks: map[string]int64{}, rng: rand.New(rand.NewPCG(cfg.Rand.Uint64(), cfg.Rand.Uint64())), node: cfg.Rand.Uint64() | 1,
+		moves: make(chan struct{}, maxMoves), moved: make(chan struct{}, 1), queue: queue{jobs: make(chan *lesson, maxLessons)},
+		shard: newShard(shardConfig{
+			maxBytes: cfg.MaxBytes, tenantBytes: int64(float64(cfg.MaxBytes) * cfg.TenantShare), maxPartitions: cfg.MaxPartitions,
+			inserts: cfg.InsertsPerSecond, crossover: cfg.Crossover, valid: cfg.Valid, rand: rand.New(rand.NewPCG(cfg.Rand.Uint64(), cfg.Rand.Uint64())),
+		}),
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	var err error
+	if c.met, err = newMetrics(cfg.Registerer, c); err != nil {
+		c.cancel()
+		return nil, fmt.Errorf("semantic: %w", err)
+	}
+	return c, nil
+}
 
-// Register serves other nodes.
-func (c *Cache) Register(s grpc.ServiceRegistrar) {}
+// draw is a number that is not 0.
+func (c *Cache) draw() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rng.Uint64() | 1
+}
 
-// Run does the work of the background until ctx ends or Close is called: labels and answers to their owners, expiry, sketches to
-// the other nodes, moves. It is called once.
-func (c *Cache) Run(ctx context.Context) {}
+// Run does the work of the background until ctx ends or Close is called, and returns when all of it has ended: labels and answers
+// go to their owners, what is over goes, other nodes are told what was counted, partitions move. It is called once at most.
+func (c *Cache) Run(ctx context.Context) {
+	c.mu.Lock()
+	if c.closed || c.done != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.done = make(chan struct{})
+	c.mu.Unlock()
+	defer close(c.done)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	var wg sync.WaitGroup
+	for range learners {
+		wg.Go(func() { c.learnAll(ctx) })
+	}
+	wg.Go(func() { c.tellAll(ctx) })
+	wg.Go(func() { c.moveAll(ctx) })
+	wg.Go(func() { c.shrinkAll(ctx) })
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			wg.Wait()
+			return
+		case <-tick.C:
+			for c.shard.sweep(c.cfg.Now()) && ctx.Err() == nil { //nolint:revive // each sweep is short, so that requests come between
+			}
+		}
+	}
+}
 
-// Close ends Run, drops what is under way and forgets all. A closed Cache misses.
-func (c *Cache) Close() {}
+// shrinkAll gives back what indices do not need, until ctx ends.
+func (c *Cache) shrinkAll(ctx context.Context) {
+	tick := time.NewTicker(shrinkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			c.shard.shrink(ctx)
+		}
+	}
+}
 
-// Moved says that the ring changed: partitions that are not this node's any more go to their owners in the background.
-func (c *Cache) Moved() {}
+// Close ends Run and waits for it, drops what is under way and forgets all. A closed Cache misses. Closing it once more does
+// nothing.
+func (c *Cache) Close() {
+	c.cancel()
+	c.mu.Lock()
+	c.closed = true
+	done := c.done
+	c.mu.Unlock()
+	if done != nil {
+		<-done
+	}
+	c.shard.close()
+}
 
 // Ask looks for an answer, on this node or, within 250 ms, at the partition's owner. Whatever fails is a Miss.
-func (c *Cache) Ask(ctx context.Context, q *Question) Answer { return Answer{Why: "no neighbour"} }
+func (c *Cache) Ask(ctx context.Context, q *Question) Answer {
+	began := c.cfg.Now()
+	a := c.ask(ctx, q)
+	c.met.asked(q, &a, time.Duration(c.cfg.Now()-began))
+	c.note(ctx, q, &a)
+	return a
+}
 
-// Learn takes the model's answer to q, to which a was what Ask said, and what comparing it with a's found. It is kept (entry,
-// unless nil; its Age counts from the fill, its Life.TTL is how long) where it is another answer than the candidate's, or
-// there was none. It does not wait; where too much is under way it is dropped. q, a and entry must not be changed
-// afterwards.
-func (c *Cache) Learn(ctx context.Context, q *Question, a *Answer, l Label, entry *cache.Entry) {}
+func (c *Cache) ask(ctx context.Context, q *Question) Answer {
+	if err := q.check(); err != nil {
+		return Answer{Why: whyUnfit}
+	}
+	if c.ctx.Err() != nil {
+		return Answer{Why: whyClosed}
+	}
+	if address := c.owner(q.Partition); address != "" {
+		return c.there(ctx, address, q)
+	}
+	return c.here(q)
+}
+
+// here asks this node's own shard.
+func (c *Cache) here(q *Question) Answer {
+	f := c.shard.find(c.cfg.Now(), q)
+	if f.probe {
+		c.met.probe(q.Tenant)
+	}
+	a := Answer{
+		Action: f.decision.Action, Shadow: f.shadow, EntryID: formatID(f.id), Similarity: f.similarity, Threshold: f.decision.Threshold, Tau: f.decision.Tau,
+		Confidence: f.decision.Confidence, Refused: f.refused, Borderline: f.borderline, Why: f.decision.Why, id: f.id, cell: f.decision.Cell,
+	}
+	if f.answer != nil {
+		a.Entry, a.Age, a.CachedText = f.answer, f.age, f.e.text
+		a.Entry.Age = f.age
+	}
+	return a
+}
 
 // Report is what Wrong did.
 type Report struct {
@@ -147,9 +321,6 @@ type Report struct {
 
 // ErrID is an entry id that is none.
 var ErrID = errors.New("semantic: an entry id is 16 hexadecimal digits, as X-Headgate-Cache-Entry has them")
-
-// Wrong evicts an entry on every node, and counts against it where it was served. By names who says so. An error wraps ErrID.
-func (c *Cache) Wrong(ctx context.Context, entryID, by string) (Report, error) { return Report{}, nil }
 
 // Bins of a histogram of similarities: from 0 to 1 in steps of 0.02; what is below 0 is in the first.
 const Bins = 50
@@ -165,24 +336,10 @@ type Surface struct {
 	ServedAt, RefusedAt                        [Bins]int64 // similarities of what was served, and of what guards refused
 }
 
-// Stats is of this node, by tenant, surface and embedder.
-func (c *Cache) Stats() []Surface { return nil }
+// Stats is of this node, in the order of tenant, surface and embedder.
+func (c *Cache) Stats() []Surface { return c.shard.surfaces() }
 
-// MaxRecent is how many decisions are remembered.
-const MaxRecent = 1000
-
-// Decision is one that was taken for a request of this node. It has no content.
-type Decision struct {
-	At                         int64 // Config.Now
-	Request                    string
-	Tenant, Surface            string
-	Entry                      string
-	Action                     string // miss, explore, audit, serve
-	Shadow                     bool
-	Similarity, Threshold, Tau float64
-	Refused                    []string // kinds of guards
-	Why                        string
+// bySurface orders them.
+func bySurface(a, b Surface) int {
+	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Surface, b.Surface), cmp.Compare(a.Embedder, b.Embedder))
 }
-
-// Recent is the last MaxRecent decisions, the newest first.
-func (c *Cache) Recent() []Decision { return nil }

@@ -178,7 +178,6 @@ type FindRequest struct {
 	Policy        *Policy                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	Least         float64                `protobuf:"fixed64,5,opt,name=least,proto3" json:"least,omitempty"`
 	Tags          [][]byte               `protobuf:"bytes,6,rep,name=tags,proto3" json:"tags,omitempty"`
-	Request       []byte                 `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,13 +254,6 @@ func (x *FindRequest) GetTags() [][]byte {
 	return nil
 }
 
-func (x *FindRequest) GetRequest() []byte {
-	if x != nil {
-		return x.Request
-	}
-	return nil
-}
-
 type Reason struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          []byte                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
@@ -334,8 +326,9 @@ type FindResponse struct {
 	Confidence    float64                `protobuf:"fixed64,8,opt,name=confidence,proto3" json:"confidence,omitempty"`
 	Cell          uint32                 `protobuf:"varint,9,opt,name=cell,proto3" json:"cell,omitempty"`
 	Refused       []*Reason              `protobuf:"bytes,10,rep,name=refused,proto3" json:"refused,omitempty"` // of the nearest that guards refused
-	Borderline    bool                   `protobuf:"varint,11,opt,name=borderline,proto3" json:"borderline,omitempty"`
-	Why           []byte                 `protobuf:"bytes,12,opt,name=why,proto3" json:"why,omitempty"`
+	Shadow        bool                   `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Borderline    bool                   `protobuf:"varint,12,opt,name=borderline,proto3" json:"borderline,omitempty"`
+	Why           []byte                 `protobuf:"bytes,13,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +433,13 @@ func (x *FindResponse) GetRefused() []*Reason {
 	return nil
 }
 
+func (x *FindResponse) GetShadow() bool {
+	if x != nil {
+		return x.Shadow
+	}
+	return false
+}
+
 func (x *FindResponse) GetBorderline() bool {
 	if x != nil {
 		return x.Borderline
@@ -466,12 +466,13 @@ type LearnRequest struct {
 	Cell       uint32  `protobuf:"varint,7,opt,name=cell,proto3" json:"cell,omitempty"`
 	Same       bool    `protobuf:"varint,8,opt,name=same,proto3" json:"same,omitempty"`
 	Known      bool    `protobuf:"varint,9,opt,name=known,proto3" json:"known,omitempty"`
-	By         []byte  `protobuf:"bytes,10,opt,name=by,proto3" json:"by,omitempty"`
 	// What may be kept: without an entry only the label counts.
-	Entry         *cachepb.Entry `protobuf:"bytes,11,opt,name=entry,proto3" json:"entry,omitempty"`
-	Text          []byte         `protobuf:"bytes,12,opt,name=text,proto3" json:"text,omitempty"`
-	Vector        []float32      `protobuf:"fixed32,13,rep,packed,name=vector,proto3" json:"vector,omitempty"`
-	Answer        uint64         `protobuf:"fixed64,14,opt,name=answer,proto3" json:"answer,omitempty"` // hash of the normalised answer; 0: unknown
+	Entry         *cachepb.Entry `protobuf:"bytes,10,opt,name=entry,proto3" json:"entry,omitempty"`
+	Text          []byte         `protobuf:"bytes,11,opt,name=text,proto3" json:"text,omitempty"`
+	Vector        []float32      `protobuf:"fixed32,12,rep,packed,name=vector,proto3" json:"vector,omitempty"`
+	Answer        uint64         `protobuf:"fixed64,13,opt,name=answer,proto3" json:"answer,omitempty"`          // hash of the normalised answer; 0: unknown
+	Meaning       []float32      `protobuf:"fixed32,14,rep,packed,name=meaning,proto3" json:"meaning,omitempty"` // vector of the answer, of unit length; empty: none
+	Answers       float64        `protobuf:"fixed64,15,opt,name=answers,proto3" json:"answers,omitempty"`        // the similarity from which two answers say the same
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,13 +570,6 @@ func (x *LearnRequest) GetKnown() bool {
 	return false
 }
 
-func (x *LearnRequest) GetBy() []byte {
-	if x != nil {
-		return x.By
-	}
-	return nil
-}
-
 func (x *LearnRequest) GetEntry() *cachepb.Entry {
 	if x != nil {
 		return x.Entry
@@ -600,6 +594,20 @@ func (x *LearnRequest) GetVector() []float32 {
 func (x *LearnRequest) GetAnswer() uint64 {
 	if x != nil {
 		return x.Answer
+	}
+	return 0
+}
+
+func (x *LearnRequest) GetMeaning() []float32 {
+	if x != nil {
+		return x.Meaning
+	}
+	return nil
+}
+
+func (x *LearnRequest) GetAnswers() float64 {
+	if x != nil {
+		return x.Answers
 	}
 	return 0
 }
@@ -699,9 +707,11 @@ type Moved struct {
 	Text          []byte                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	Vector        []float32              `protobuf:"fixed32,3,rep,packed,name=vector,proto3" json:"vector,omitempty"`
 	Entry         *cachepb.Entry         `protobuf:"bytes,4,opt,name=entry,proto3" json:"entry,omitempty"`
-	Answer        uint64                 `protobuf:"fixed64,5,opt,name=answer,proto3" json:"answer,omitempty"`
-	Observations  []byte                 `protobuf:"bytes,6,opt,name=observations,proto3" json:"observations,omitempty"`
-	Hits          []float32              `protobuf:"fixed32,7,rep,packed,name=hits,proto3" json:"hits,omitempty"` // similarities of the last hits
+	Answer        uint64                 `protobuf:"fixed64,5,opt,name=answer,proto3" json:"answer,omitempty"` // hash of the normalised answer; 0: unknown
+	Meaning       []byte                 `protobuf:"bytes,6,opt,name=meaning,proto3" json:"meaning,omitempty"` // vector of the answer, quantised; empty: none
+	Class         uint64                 `protobuf:"fixed64,7,opt,name=class,proto3" json:"class,omitempty"`   // which answer it is
+	Observations  []byte                 `protobuf:"bytes,8,opt,name=observations,proto3" json:"observations,omitempty"`
+	Hits          []uint32               `protobuf:"varint,9,rep,packed,name=hits,proto3" json:"hits,omitempty"` // cells of the last hits
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -771,6 +781,20 @@ func (x *Moved) GetAnswer() uint64 {
 	return 0
 }
 
+func (x *Moved) GetMeaning() []byte {
+	if x != nil {
+		return x.Meaning
+	}
+	return nil
+}
+
+func (x *Moved) GetClass() uint64 {
+	if x != nil {
+		return x.Class
+	}
+	return 0
+}
+
 func (x *Moved) GetObservations() []byte {
 	if x != nil {
 		return x.Observations
@@ -778,7 +802,7 @@ func (x *Moved) GetObservations() []byte {
 	return nil
 }
 
-func (x *Moved) GetHits() []float32 {
+func (x *Moved) GetHits() []uint32 {
 	if x != nil {
 		return x.Hits
 	}
@@ -1113,19 +1137,18 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\verror_bound\x18\x03 \x01(\x01R\n" +
 	"errorBound\x12&\n" +
 	"\x0fhit_error_bound\x18\x04 \x01(\x01R\rhitErrorBound\x12\x14\n" +
-	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xe6\x01\n" +
+	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xcc\x01\n" +
 	"\vFindRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
 	"\x06vector\x18\x03 \x03(\x02R\x06vector\x124\n" +
 	"\x06policy\x18\x04 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\x12\x14\n" +
 	"\x05least\x18\x05 \x01(\x01R\x05least\x12\x12\n" +
-	"\x04tags\x18\x06 \x03(\fR\x04tags\x12\x18\n" +
-	"\arequest\x18\a \x01(\fR\arequest\"8\n" +
+	"\x04tags\x18\x06 \x03(\fR\x04tags\"8\n" +
 	"\x06Reason\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\fR\x04kind\x12\f\n" +
 	"\x01a\x18\x02 \x01(\fR\x01a\x12\f\n" +
-	"\x01b\x18\x03 \x01(\fR\x01b\"\xe8\x02\n" +
+	"\x01b\x18\x03 \x01(\fR\x01b\"\x80\x03\n" +
 	"\fFindResponse\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\rR\x06action\x12.\n" +
 	"\x05entry\x18\x02 \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x0e\n" +
@@ -1141,11 +1164,12 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"confidence\x12\x12\n" +
 	"\x04cell\x18\t \x01(\rR\x04cell\x126\n" +
 	"\arefused\x18\n" +
-	" \x03(\v2\x1c.headgate.semantic.v1.ReasonR\arefused\x12\x1e\n" +
+	" \x03(\v2\x1c.headgate.semantic.v1.ReasonR\arefused\x12\x16\n" +
+	"\x06shadow\x18\v \x01(\bR\x06shadow\x12\x1e\n" +
 	"\n" +
-	"borderline\x18\v \x01(\bR\n" +
+	"borderline\x18\f \x01(\bR\n" +
 	"borderline\x12\x10\n" +
-	"\x03why\x18\f \x01(\fR\x03why\"\x95\x03\n" +
+	"\x03why\x18\r \x01(\fR\x03why\"\xb9\x03\n" +
 	"\fLearnRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04once\x18\x02 \x01(\x06R\x04once\x124\n" +
@@ -1157,25 +1181,28 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06action\x18\x06 \x01(\rR\x06action\x12\x12\n" +
 	"\x04cell\x18\a \x01(\rR\x04cell\x12\x12\n" +
 	"\x04same\x18\b \x01(\bR\x04same\x12\x14\n" +
-	"\x05known\x18\t \x01(\bR\x05known\x12\x0e\n" +
-	"\x02by\x18\n" +
-	" \x01(\fR\x02by\x12.\n" +
-	"\x05entry\x18\v \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x12\n" +
-	"\x04text\x18\f \x01(\fR\x04text\x12\x16\n" +
-	"\x06vector\x18\r \x03(\x02R\x06vector\x12\x16\n" +
-	"\x06answer\x18\x0e \x01(\x06R\x06answer\"\x0f\n" +
+	"\x05known\x18\t \x01(\bR\x05known\x12.\n" +
+	"\x05entry\x18\n" +
+	" \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x12\n" +
+	"\x04text\x18\v \x01(\fR\x04text\x12\x16\n" +
+	"\x06vector\x18\f \x03(\x02R\x06vector\x12\x16\n" +
+	"\x06answer\x18\r \x01(\x06R\x06answer\x12\x18\n" +
+	"\ameaning\x18\x0e \x03(\x02R\ameaning\x12\x18\n" +
+	"\aanswers\x18\x0f \x01(\x01R\aanswers\"\x0f\n" +
 	"\rLearnResponse\"s\n" +
 	"\vMoveRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x121\n" +
-	"\x05entry\x18\x02 \x01(\v2\x1b.headgate.semantic.v1.MovedR\x05entry\"\xc3\x01\n" +
+	"\x05entry\x18\x02 \x01(\v2\x1b.headgate.semantic.v1.MovedR\x05entry\"\xf3\x01\n" +
 	"\x05Moved\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
 	"\x06vector\x18\x03 \x03(\x02R\x06vector\x12.\n" +
 	"\x05entry\x18\x04 \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x16\n" +
-	"\x06answer\x18\x05 \x01(\x06R\x06answer\x12\"\n" +
-	"\fobservations\x18\x06 \x01(\fR\fobservations\x12\x12\n" +
-	"\x04hits\x18\a \x03(\x02R\x04hits\"\x0e\n" +
+	"\x06answer\x18\x05 \x01(\x06R\x06answer\x12\x18\n" +
+	"\ameaning\x18\x06 \x01(\fR\ameaning\x12\x14\n" +
+	"\x05class\x18\a \x01(\x06R\x05class\x12\"\n" +
+	"\fobservations\x18\b \x01(\fR\fobservations\x12\x12\n" +
+	"\x04hits\x18\t \x03(\rR\x04hits\"\x0e\n" +
 	"\fMoveResponse\"[\n" +
 	"\vTellRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x06R\x04node\x128\n" +

@@ -1,0 +1,112 @@
+package semantic
+
+import (
+	"math/rand/v2"
+	"sync"
+
+	"headgate/cache/threshold"
+)
+
+const (
+	// maxScopes bounds what is counted apart. What comes beyond has no semantic cache.
+	maxScopes = 4096
+	// scopeFor is how long one without entries is kept that nobody asks.
+	scopeFor = int64(24 * 3600 * 1e9)
+	// peerFor is how long the last word of a node that is heard of no more counts.
+	peerFor = int64(3600 * 1e9)
+)
+
+// scopeKey names what is counted together.
+type scopeKey struct{ tenant, surface, embedder string }
+
+// scope holds what was found out about one (tenant, surface, embedder), on this node and, by its last word, on each other.
+type scope struct {
+	key    scopeKey
+	tenant *tenant
+
+	// Under shard.mu.
+	partitions int
+	entries    int
+	bytes      int64
+	asked      int64 // when, the last time
+	tellers    map[string]int64
+
+	pool *threshold.Pool
+
+	mu     sync.Mutex // over what follows, and the observations of the scope's entries; taken after no other but a partition's
+	budget *threshold.Budget
+	policy threshold.Policy
+	rng    *rand.Rand
+	tally  tally
+}
+
+// tally is what Stats tells of a scope.
+type tally struct {
+	actions                                    [threshold.Serve + 1]int64
+	same, different, unknown, reported, probes int64
+	servedAt, refusedAt                        [Bins]int64
+}
+
+func newScope(k scopeKey, t *tenant, p *threshold.Policy, seed uint64) *scope {
+	return &scope{
+		key: k, tenant: t, tellers: map[string]int64{}, pool: threshold.NewPool(), budget: threshold.NewBudget(p), policy: *p,
+		rng: rand.New(rand.NewPCG(seed, 1)),
+	}
+}
+
+// configure takes over a policy that is another than before. The caller holds sc.mu.
+func (sc *scope) configure(p *threshold.Policy) {
+	if sc.policy != *p {
+		sc.policy = *p
+		sc.budget.Configure(p)
+	}
+}
+
+// bin is the place of a similarity in a histogram.
+func bin(similarity float64) int {
+	return max(0, min(int(similarity*Bins), Bins-1))
+}
+
+// count counts a question by what became of it.
+func (sc *scope) count(f *finding, q *Question) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	sc.configure(&q.Policy)
+	a := f.decision.Action
+	sc.budget.Count(a)
+	sc.tally.actions[a]++
+	if f.probe {
+		sc.tally.probes++
+	}
+	if f.e == nil {
+		return
+	}
+	sc.pool.Seen(f.decision.Cell)
+	if a == threshold.Serve {
+		sc.tally.servedAt[bin(f.similarity)]++
+	}
+}
+
+func (sc *scope) refusedAt(similarity float64) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	sc.tally.refusedAt[bin(similarity)]++
+}
+
+// fill is the scope's own part of what Stats tells of it.
+func (sc *scope) fill(s *Surface) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	t := &sc.tally
+	s.Missed, s.Explored, s.Audited, s.Served = t.actions[threshold.Miss], t.actions[threshold.Explore], t.actions[threshold.Audit], t.actions[threshold.Serve]
+	s.Same, s.Different, s.Unknown, s.Reported, s.Probes = t.same, t.different, t.unknown, t.reported, t.probes
+	s.ServedAt, s.RefusedAt = t.servedAt, t.refusedAt
+	s.Budget = sc.budget.Snapshot()
+}
+
+// silence forgets what a node has told. The caller holds shard.mu.
+func (sc *scope) silence(peer string) {
+	delete(sc.tellers, peer)
+	sc.pool.Forget(peer)
+	sc.budget.Forget(peer)
+}
