@@ -121,8 +121,8 @@ type pair struct {
 	again        uint32 // the line of the first record that labels it otherwise; 0 without
 	ones, zeros  uint32 // records that label it the same, different
 	kinds        uint32 // of refusals, by their place in guard.Kinds
-	similarity   float32
-	same, tested bool // tested: it is of the half that does not choose the threshold
+	similarity   int32  // in parts of grain
+	same, tested bool   // tested: it is of the half that does not choose the threshold
 }
 
 // sample is what was read, without the texts but for some examples.
@@ -211,30 +211,28 @@ func (s *sample) add(f *found) {
 	}
 }
 
-// enough says what is missing to learn anything.
+// enough says what is missing to learn anything, as a *FileError.
 func (s *sample) enough() error {
-	if len(s.pairs) == 0 {
-		switch {
-		case len(s.problems) > 0:
-			return fmt.Errorf("no pair is left of %d: line %d: %s", s.left+s.equal, s.problems[0].Line, s.problems[0].Reason)
-		case s.equal > 0:
-			return fmt.Errorf("each of the %d pairs is twice the same text: pair texts that differ", s.equal)
-		}
-		return errors.New("the file has a header and no pairs")
-	}
 	same := 0
 	for i := range s.pairs {
-		if s.pairs[i].same {
-			same++
-		}
+		same += one(s.pairs[i].same)
 	}
-	switch same {
-	case 0:
-		return fmt.Errorf("all %d pairs are labelled different: add pairs that have one answer (same_answer 1), or every threshold is as good as none", len(s.pairs))
-	case len(s.pairs):
-		return fmt.Errorf("all %d pairs are labelled the same: add pairs that look alike and need different answers (same_answer 0), or no threshold can be found wrong", len(s.pairs))
+	var why string
+	switch {
+	case len(s.pairs) == 0 && len(s.problems) > 0:
+		why = fmt.Sprintf("no pair is left of %d; the first problem is on line %d: %s", s.left+s.equal, s.problems[0].Line, s.problems[0].Reason)
+	case len(s.pairs) == 0 && s.equal > 0:
+		why = fmt.Sprintf("each of the %s is twice the same text: pair texts that differ", plural(s.equal, "pair"))
+	case len(s.pairs) == 0:
+		why = "the file has a header and no pairs"
+	case same == 0:
+		why = fmt.Sprintf("none of %s is labelled the same: add pairs that have one answer (same_answer 1), or every threshold is as good as none", plural(len(s.pairs), "pair"))
+	case same == len(s.pairs):
+		why = fmt.Sprintf("none of %s is labelled different: add pairs that look alike and need different answers (same_answer 0), or no threshold can be found wrong", plural(len(s.pairs), "pair"))
+	default:
+		return nil
 	}
-	return nil
+	return &FileError{Reason: why}
 }
 
 // otherKind is the bit of a refusal that guard.Kinds does not name.

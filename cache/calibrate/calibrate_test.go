@@ -203,12 +203,13 @@ func TestTooLittle(t *testing.T) {
 	for _, c := range []struct{ records, want string }{
 		{"", "the file has a header and no pairs"},
 		{"x,x,1\ny,y,1\n", "each of the 2 pairs is twice the same text"},
-		{"x,,1\n", "no pair is left of 1: line 2: b is empty"},
-		{"x,y,1\n", "all 1 pairs are labelled the same: add pairs that look alike"},
-		{"x,y,0\nx,z,0\n", "all 2 pairs are labelled different: add pairs that have one answer"},
+		{"x,,1\n", "no pair is left of 1; the first problem is on line 2: b is empty"},
+		{"x,y,1\n", "none of 1 pair is labelled different: add pairs that look alike"},
+		{"x,y,0\nx,z,0\n", "none of 2 pairs is labelled the same: add pairs that have one answer"},
 	} {
 		_, err := Run(t.Context(), strings.NewReader("a,b,same_answer\n"+c.records), testConfig())
-		if err == nil || !strings.Contains(err.Error(), c.want) {
+		var wrong *FileError
+		if !errors.As(err, &wrong) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v, want %q", c.records, err, c.want)
 		}
 	}
@@ -302,5 +303,38 @@ func TestKinds(t *testing.T) {
 	}
 	if len(all) > otherKind {
 		t.Errorf("there are %d kinds of refusals: a pair has room for %d", len(all), otherKind)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	far := run(t, testConfig(), "x y,x z,1\nx y,u v,0\n")
+	if len(far.Warnings) != 1 || !strings.HasPrefix(far.Warnings[0], "Half of the pairs with different answers are less alike than 0.00") {
+		t.Errorf("far apart: %q", far.Warnings)
+	}
+	var noisy strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&noisy, "x p%d,x q%d,1\nx p%d,x q%d,%d\n", i, i, i, i, i%2)
+	}
+	if w := run(t, testConfig(), noisy.String()).Warnings; len(w) != 1 || !strings.HasPrefix(w[0], "About 50 % of the labels are wrong") {
+		t.Errorf("noisy: %q", w)
+	}
+	var few strings.Builder
+	for i := range 9 {
+		for j := range i {
+			fmt.Fprintf(&few, "x t%d,x t%d,%d\n", i, j, (i+j)%2)
+		}
+	}
+	if w := run(t, testConfig(), few.String()).Warnings; len(w) == 0 || !strings.HasPrefix(w[len(w)-1], "The 36 pairs are of only 9 texts") {
+		t.Errorf("few texts: %q", w)
+	}
+}
+
+func TestNamesInThePolicy(t *testing.T) {
+	for name, want := range map[string]string{"": "builtin", "e5-small": "e5-small", "BAAI/bge": "BAAI/bge", "a: b": `"a: b"`, "-x": `"-x"`, "1.5 # no": `"1.5 # no"`} {
+		c := testConfig()
+		c.Name = name
+		if r := run(t, c, "x y,x z,1\nx y,u v,0\n"); !strings.HasSuffix(r.Policy, "      embedder: "+want+"\n") {
+			t.Errorf("%q: %s", name, r.Policy)
+		}
 	}
 }

@@ -180,7 +180,7 @@ func overlapNote(r *Report, c *Recommendation, guarded bool) string {
 
 // bars of a histogram, both kinds over each other as shares of their own; what guards refuse is an outline.
 func (r *Report) bars(d *drawing, f *frame, guarded bool) {
-	kind := func(class string, of int, open, all func(*bin) int) {
+	kind := func(class string, of int, open, all func(*bin) int) [][2]float64 {
 		area, outline := [][2]float64{{f.x(f.x0), f.y(0)}}, [][2]float64{{f.x(f.x0), f.y(0)}}
 		for i := range r.histogram.bins {
 			b := &r.histogram.bins[i]
@@ -194,13 +194,15 @@ func (r *Report) bars(d *drawing, f *frame, guarded bool) {
 			outline = append(outline, [2]float64{x0, top}, [2]float64{x1, top})
 		}
 		area = append(area, [2]float64{f.x(f.x1), f.y(0)})
-		if guarded {
-			d.path("ghost-"+class, append(outline, [2]float64{f.x(f.x1), f.y(0)}), false)
-		}
 		d.path("fill-"+class, area, true)
+		return append(outline, [2]float64{f.x(f.x1), f.y(0)})
 	}
-	kind("different", r.Pairs.Different, func(b *bin) int { return b.different - b.refusedDifferent }, func(b *bin) int { return b.different })
-	kind("same", r.Pairs.Same, func(b *bin) int { return b.same - b.refusedSame }, func(b *bin) int { return b.same })
+	different := kind("different", r.Pairs.Different, func(b *bin) int { return b.different - b.refusedDifferent }, func(b *bin) int { return b.different })
+	same := kind("same", r.Pairs.Same, func(b *bin) int { return b.same - b.refusedSame }, func(b *bin) int { return b.same })
+	if guarded { // over the areas, which would hide them
+		d.path("ghost-different", different, false)
+		d.path("ghost-same", same, false)
+	}
 }
 
 // errors draws how often hits are wrong and how many there are, over the threshold.
@@ -221,7 +223,7 @@ func (r *Report) errors() string {
 	d.axis(f, 0.05, "")
 	r.band(&d, f)
 	d.line("budget", f.left, f.y(r.Budget), f.left+width, f.y(r.Budget))
-	d.text("strong", left+6, f.y(r.Budget)-6, "budget "+percent(r.Budget))
+	d.text("strong end", left+width-6, f.y(r.Budget)-6, "budget "+percent(r.Budget))
 	d.limit(f, &r.Recommendation, true)
 	if c := &r.Recommendation; c.Threshold > 0 && c.Tested.Hits > 0 {
 		x := f.x(c.Threshold)
@@ -277,7 +279,7 @@ const rocSize = 440
 // roc draws the shares of both kinds that a falling threshold takes in.
 func (r *Report) roc() string {
 	var d drawing
-	f := &frame{left: 56, top: 16, width: rocSize - 56 - 16, height: rocSize - 16 - 56, x0: 0, x1: 1, y0: 0, y1: 1}
+	f := &frame{left: 68, top: 16, width: rocSize - 68 - 28, height: rocSize - 16 - 56, x0: 0, x1: 1, y0: 0, y1: 1}
 	d.levels(f, 0, 0.25, 0.5, 0.75, 1)
 	for _, v := range []float64{0, 0.25, 0.5, 0.75, 1} {
 		d.line("grid", f.x(v), f.top, f.x(v), f.top+f.height)

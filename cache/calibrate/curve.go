@@ -29,9 +29,9 @@ type Point struct {
 
 // tally is some pairs by how alike they are. Refused pairs are no hits.
 type tally struct {
-	similarity      []float32 // of those that are not refused, the highest first
-	wrong           []int     // of the first n, how many are labelled different
-	same, different int       // with the refused
+	similarity      []int32 // of those that are not refused, the highest first
+	wrong           []int   // of the first n, how many are labelled different
+	same, different int     // with the refused
 }
 
 // count pairs that keep holds for, with the guards or as if there were none.
@@ -53,7 +53,7 @@ func count(pairs []pair, guards bool, keep func(*pair) bool) *tally {
 		}
 	}
 	slices.SortFunc(open, func(a, b *pair) int { return cmp.Compare(b.similarity, a.similarity) })
-	t.similarity, t.wrong = make([]float32, len(open)), make([]int, len(open)+1)
+	t.similarity, t.wrong = make([]int32, len(open)), make([]int, len(open)+1)
 	for i, p := range open {
 		t.similarity[i], t.wrong[i+1] = p.similarity, t.wrong[i]
 		if !p.same {
@@ -63,12 +63,12 @@ func count(pairs []pair, guards bool, keep func(*pair) bool) *tally {
 	return &t
 }
 
-// at says what a threshold does.
-func (t *tally) at(limit, confidence float64) Point {
-	hits := sort.Search(len(t.similarity), func(i int) bool { return float64(t.similarity[i]) < limit })
+// at says what a threshold does, in thousandths.
+func (t *tally) at(limit int, confidence float64) Point {
+	hits := sort.Search(len(t.similarity), func(i int) bool { return int(t.similarity[i]) < limit*(grain/1000) })
 	wrong := t.wrong[hits]
 	p := Point{
-		Threshold: limit, Hits: hits, Wrong: wrong,
+		Threshold: float64(limit) / 1000, Hits: hits, Wrong: wrong,
 		Lower: threshold.LowerBound(int64(wrong), int64(hits), confidence), Upper: threshold.UpperBound(int64(wrong), int64(hits), confidence),
 	}
 	if hits > 0 {
@@ -87,7 +87,7 @@ func (t *tally) at(limit, confidence float64) Point {
 func (t *tally) curve(confidence float64) []Point {
 	points := make([]Point, 0, mostThreshold-leastThreshold+1)
 	for limit := leastThreshold; limit <= mostThreshold; limit++ {
-		points = append(points, t.at(float64(limit)/1000, confidence))
+		points = append(points, t.at(limit, confidence))
 	}
 	return points
 }
@@ -138,14 +138,14 @@ type Recommendation struct {
 func recommend(chosen, tested, whole *tally, budget, confidence float64) Recommendation {
 	r := Recommendation{Outcome: None}
 	for limit := leastThreshold; limit <= mostThreshold && r.Threshold == 0; limit++ {
-		if p := chosen.at(float64(limit)/1000, confidence); p.Upper <= budget { // it is 1 without a hit
+		if p := chosen.at(limit, confidence); p.Upper <= budget { // it is 1 without a hit
 			r.Threshold, r.Chosen = p.Threshold, p
 		}
 	}
 	pairs := whole.same + whole.different
 	if r.Threshold == 0 {
 		for limit := leastThreshold + 9; limit <= mostThreshold; limit += 10 {
-			p := whole.at(float64(limit)/1000, confidence)
+			p := whole.at(limit, confidence)
 			// Half of the pairs choose.
 			if n := 2 * needed(p, pairs, budget, confidence); n > 0 && (r.Needed == 0 || n < r.Needed) {
 				r.Needed = n
@@ -153,7 +153,8 @@ func recommend(chosen, tested, whole *tally, budget, confidence float64) Recomme
 		}
 		return r
 	}
-	r.Tested, r.Whole = tested.at(r.Threshold, confidence), whole.at(r.Threshold, confidence)
+	limit := int(math.Round(r.Threshold * 1000))
+	r.Tested, r.Whole = tested.at(limit, confidence), whole.at(limit, confidence)
 	switch {
 	case r.Tested.Upper <= budget:
 		r.Outcome = Confirmed

@@ -48,7 +48,7 @@ func TestShareOfWrongLabels(t *testing.T) {
 		rng := rand.New(rand.NewPCG(9, 9))
 		flip := func(same bool) int { return one(same != (rng.Float64() < wrong)) }
 		var twice, threes strings.Builder
-		for i := range 4000 {
+		for i := range 1500 {
 			for range 2 {
 				fmt.Fprintf(&twice, "p%d,q%d,%d\n", i, i, flip(i%2 == 0))
 			}
@@ -57,7 +57,7 @@ func TestShareOfWrongLabels(t *testing.T) {
 		threes.WriteString("u,v,0\n")
 		for name, records := range map[string]string{"twice": twice.String(), "threes": threes.String()} {
 			n := run(t, testConfig(), records).Noise
-			if !n.Measured || math.Abs(n.Wrong-wrong) > 0.015 || math.Abs(n.Ceiling-(1-n.Wrong)) > 1e-12 {
+			if !n.Measured || math.Abs(n.Wrong-wrong) > 0.02 || math.Abs(n.Ceiling-(1-n.Wrong)) > 1e-12 {
 				t.Errorf("%s: %v of the labels, want %v", name, n.Wrong, wrong)
 			}
 			truth := float64(strings.Count(records, "\n")) * wrong

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"html/template"
 	"io"
+	"strconv"
 	"strings"
 )
 
@@ -37,7 +38,7 @@ type table struct {
 // WritePage writes the report as one HTML file that needs nothing else: no script, no network.
 func (r *Report) WritePage(w io.Writer) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
-		"percent": percent, "share": share, "count": thousands, "plural": plural, "decimal": decimal,
+		"percent": percent, "tenths": tenths, "share": share, "count": thousands, "plural": plural, "decimal": decimal,
 		"lines": func(c Cross) string { return ints(c.Lines) },
 	}).Parse(pageSource)
 	if err != nil {
@@ -85,7 +86,7 @@ func (r *Report) tables() (out []table) {
 func ints(list []int) string {
 	var parts []string
 	for _, n := range list {
-		parts = append(parts, thousands(n))
+		parts = append(parts, strconv.Itoa(n))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -22,12 +22,15 @@ const (
 
 // FileError is a file that is no list of pairs. It says where, and what to do.
 type FileError struct {
-	Line, Column int // from 1; Column in bytes, 0 where it is the whole line
+	Line, Column int // from 1, Column in bytes; 0 where it is the whole file, or line
 	Reason       string
 }
 
 func (e *FileError) Error() string {
-	if e.Column == 0 {
+	switch {
+	case e.Line == 0:
+		return e.Reason
+	case e.Column == 0:
 		return fmt.Sprintf("line %d: %s", e.Line, e.Reason)
 	}
 	return fmt.Sprintf("line %d, column %d: %s", e.Line, e.Column, e.Reason)

@@ -23,6 +23,7 @@ type Report struct {
 	Unguarded      Recommendation `json:"without_guards"` // what would be recommended if there were no guards
 	Mixes          []Mix          `json:"other_mixes,omitempty"`
 	Policy         string         `json:"policy"` // the surface's block
+	Warnings       []string       `json:"warnings,omitempty"`
 
 	Curve []Point `json:"curve"` // with guards, of the half that chose; in hundredths
 	Worst Worst   `json:"worst"`
@@ -112,6 +113,7 @@ func (s *sample) report(c *Config) *Report {
 	}
 	r.Policy = r.snippet(c.Name)
 	r.histogram = s.histogram()
+	r.Warnings = s.warnings(r)
 	return r
 }
 
@@ -157,10 +159,16 @@ func one(b bool) int {
 	return 0
 }
 
+// plainName is what a name can be made of that needs no quotes.
+const plainName = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/"
+
 // snippet is the block for the policy. Where no threshold is sure enough it looks and serves nothing.
 func (r *Report) snippet(embedder string) string {
-	if embedder == "" {
+	switch {
+	case embedder == "":
 		embedder = "builtin"
+	case strings.Trim(embedder, plainName) != "" || strings.Trim(embedder[:1], ".-/") == "": // not plain in YAML
+		embedder = strconv.Quote(embedder)
 	}
 	var b strings.Builder
 	b.WriteString("surfaces:\n  - name: YOUR-SURFACE\n    exact: {}\n    semantic:\n")
@@ -192,16 +200,15 @@ const binsPerUnit = 50
 
 // histogram of all pairs, from the tenth in which the least alike are.
 func (s *sample) histogram() histogram {
-	lowest := 0.5
+	lowest := int32(grain / 2)
 	for i := range s.pairs {
-		lowest = min(lowest, float64(s.pairs[i].similarity))
+		lowest = min(lowest, s.pairs[i].similarity)
 	}
-	h := histogram{from: math.Floor(lowest*10+1e-6) / 10}
-	h.bins = make([]bin, int(math.Round((1-h.from)*binsPerUnit)))
+	from := int(math.Floor(float64(lowest)/(grain/10))) * (grain / 10)
+	h := histogram{from: float64(from) / grain, bins: make([]bin, (grain-from)*binsPerUnit/grain)}
 	for i := range s.pairs {
 		p := &s.pairs[i]
-		at := int((float64(p.similarity) - h.from) * binsPerUnit)
-		b := &h.bins[min(max(at, 0), len(h.bins)-1)]
+		b := &h.bins[min((int(p.similarity)-from)*binsPerUnit/grain, len(h.bins)-1)]
 		switch {
 		case p.same:
 			b.same++
@@ -226,6 +233,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "guards refuse\t%s of the different, %s of the same\n", share(r.Guards.RefusedDifferent, p.Different), share(r.Guards.RefusedSame, p.Same))
 	fmt.Fprintf(&b, "AUC\t%.3f without guards, %.3f with\n", r.AUC.Off, r.AUC.On)
 	fmt.Fprintf(&b, "labels\t%s\n", r.Noise.sentence())
+	for _, text := range r.Warnings {
+		fmt.Fprintf(&b, "mind\t%s\n", text)
+	}
 	fmt.Fprintf(&b, "threshold\t%s\n", r.verdict())
 	_, err := io.WriteString(w, b.String())
 	return err

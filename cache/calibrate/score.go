@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 
@@ -21,7 +22,7 @@ const (
 // found is what there is to say of a record.
 type found struct {
 	record
-	similarity float32
+	similarity int32 // in parts of grain
 	refused    []guard.Reason
 	problem    *Problem // why it was left out
 }
@@ -70,11 +71,18 @@ func (s *scorer) score(ctx context.Context, batch []record) ([]found, error) {
 		a, b := &texts[places[batch[i].a]], &texts[places[batch[i].b]]
 		all[i] = found{record: batch[i], problem: tooLong(batch[i].line, a.long, b.long)}
 		if all[i].problem == nil {
-			all[i].similarity = min(max(vec.Dot(a.vector, b.vector), -1), 1)
+			all[i].similarity = grade(vec.Dot(a.vector, b.vector))
 			all[i].refused = s.refuse(a, b)
 		}
 	}
 	return all, nil
+}
+
+// grain is how finely similarities are told apart: more finely than thresholds, and less than processors differ in their sums.
+const grain = 100_000
+
+func grade(similarity float32) int32 {
+	return int32(math.Round(min(max(float64(similarity), -1), 1) * grain))
 }
 
 // tooLong says which text does not fit into the embedder's window; nil if both do.

@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,6 +19,14 @@ func percent(v float64) string {
 		return strings.TrimSuffix(strconv.FormatFloat(p, 'f', 1, 64), ".0") + " %"
 	}
 	return strconv.FormatFloat(p, 'f', 2, 64) + " %"
+}
+
+// tenths is a percentage with one digit behind the point, for columns; what would be none in it has two.
+func tenths(v float64) string {
+	if v > 0 && v < 0.00095 {
+		return percent(v)
+	}
+	return strconv.FormatFloat(v*100, 'f', 1, 64) + " %"
 }
 
 // share of a whole, as a percentage with the counts.
@@ -65,7 +74,7 @@ func (r *Report) leftOut() string {
 func (n *Noise) sentence() string {
 	switch {
 	case !n.Measured && n.AtLeast > 0:
-		return fmt.Sprintf("at least %s wrong; too few can be held against others (%d) to say what share is", plural(n.AtLeast, "label"), n.Checks)
+		return fmt.Sprintf("at least %s %s wrong; too few can be held against others (%d) to say what share is", thousands(n.AtLeast), are(n.AtLeast), n.Checks)
 	case !n.Measured:
 		return fmt.Sprintf("too few can be held against others (%d) to say what share of them is wrong", n.Checks)
 	case n.Wrong == 0:
@@ -77,9 +86,9 @@ func (n *Noise) sentence() string {
 // verdict is the recommendation in a sentence or two.
 func (r *Report) verdict() string {
 	c := &r.Recommendation
-	tested := fmt.Sprintf("on the half that did not choose it %s, at most %s with %s confidence", wrongOf(&c.Tested), percent(c.Tested.Upper), percent(r.Confidence))
+	tested := fmt.Sprintf("on the half that did not choose it, %s, at most %s with %s confidence", wrongOf(&c.Tested), percent(c.Tested.Upper), percent(r.Confidence))
 	if c.Tested.Hits == 0 {
-		tested = "on the half that did not choose it nothing would be a hit"
+		tested = "on the half that did not choose it, nothing is a hit"
 	}
 	switch c.Outcome {
 	case Confirmed:
@@ -108,5 +117,42 @@ func (r *Report) more(format string) string {
 
 // wrongOf says how often a threshold was wrong.
 func wrongOf(p *Point) string {
-	return fmt.Sprintf("%s of %s wrong", thousands(p.Wrong), plural(p.Hits, "hit"))
+	return fmt.Sprintf("%s of %s %s wrong", thousands(p.Wrong), plural(p.Hits, "hit"), are(p.Wrong))
+}
+
+func are(n int) string {
+	if n == 1 {
+		return "is"
+	}
+	return "are"
+}
+
+// farApart is a similarity below which pairs are no near-misses, and sharedTexts how many pairs there may be for each text.
+const (
+	farApart    = grain / 2
+	sharedTexts = 3
+)
+
+// warnings say why the figures may be better than the truth.
+func (s *sample) warnings(r *Report) (out []string) {
+	var different []int32
+	for i := range s.pairs {
+		if !s.pairs[i].same {
+			different = append(different, s.pairs[i].similarity)
+		}
+	}
+	slices.Sort(different)
+	if middle := different[len(different)/2]; middle < farApart {
+		out = append(out, fmt.Sprintf("Half of the pairs with different answers are less alike than %.2f: they are easily told apart. "+
+			"The cache meets each question with its nearest neighbour, which is closer: label such pairs, or what is recommended is too low.", float64(middle)/grain))
+	}
+	if r.Noise.Wrong >= r.Budget {
+		out = append(out, fmt.Sprintf("About %s of the labels are wrong, which is no less than the budget of %s: no threshold can be shown to keep it until they are better.",
+			percent(r.Noise.Wrong), percent(r.Budget)))
+	}
+	if len(s.pairs) > sharedTexts*len(s.texts) {
+		out = append(out, fmt.Sprintf("The %s are of only %s: they say less than as many pairs of their own texts would, and the bounds are too narrow.",
+			plural(len(s.pairs), "pair"), plural(len(s.texts), "text")))
+	}
+	return out
 }

@@ -64,7 +64,7 @@ func (w *worst) before(a, b *Example) bool {
 }
 
 func (w *worst) offer(f *found, line int) {
-	e := Example{Line: line, Similarity: float64(f.similarity)}
+	e := Example{Line: line, Similarity: float64(f.similarity) / grain}
 	at := len(w.kept)
 	for at > 0 && w.before(&e, &w.kept[at-1]) {
 		at--
