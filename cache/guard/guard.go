@@ -41,10 +41,10 @@ func Kinds() []Kind {
 	}
 }
 
-// Bounds of a text; a longer one is refused with every other, an equal one included.
+// Bounds of a text; a longer one is refused beside every other, an equal one included.
 const (
 	MaxBytes  = 8 << 10
-	MaxTokens = 512
+	MaxTokens = 256
 )
 
 // maxReason is the most bytes of a text that a Reason quotes.
@@ -65,36 +65,3 @@ type Verdict struct {
 
 // Allowed reports whether no rule refused the pair.
 func (v Verdict) Allowed() bool { return len(v.Refused) == 0 }
-
-// Text is a question as the rules see it. It is immutable, so it may be shared by any
-// number of goroutines and kept as long as the entry it belongs to.
-type Text struct {
-	source string
-}
-
-// Parse reads a question. It never fails: a text that it cannot read becomes a Text that
-// every Compare refuses.
-func Parse(s string) *Text { return &Text{source: s} }
-
-// Compare holds two questions against each other. It is symmetric but for which side a
-// Reason calls A. It allows two texts that are equal but for letter case, white space and
-// closing punctuation, unless one is over the bounds.
-func (a *Text) Compare(b *Text) Verdict {
-	if a.source == b.source {
-		return Verdict{}
-	}
-	return Verdict{Refused: []Reason{{Kind: KindLanguage}}}
-}
-
-// Overlap is the share of their words that the two have in common, within [0, 1]
-// (Jaccard's index over distinct words): a high similarity beside a low overlap is what
-// a probe for collisions looks like.
-func (a *Text) Overlap(b *Text) float64 {
-	if a.source == b.source {
-		return 1
-	}
-	return 0
-}
-
-// Bytes is about what the Text keeps in memory.
-func (a *Text) Bytes() int { return len(a.source) }
