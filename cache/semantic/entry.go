@@ -97,7 +97,7 @@ func newEntry(f *fresh, hash uint64, now int64) (*entry, error) {
 	e.about.Tenant = unique.Make(f.entry.Tenant).Value() // thousands of entries share these few
 	e.about.Surface = unique.Make(f.entry.Surface).Value()
 	e.about.ContentType = unique.Make(f.entry.ContentType).Value()
-	e.size = int64(unsafe.Sizeof(entry{})) + entryTables + int64(len(e.text)) + int64(e.parsed.Bytes()) + keptHits*int64(unsafe.Sizeof(threshold.Cell(0))) + int64(len(e.meaning))
+	e.size = int64(unsafe.Sizeof(entry{})) + entryTables + int64(len(e.text)) + e.parsed.Bytes() + keptHits*int64(unsafe.Sizeof(threshold.Cell(0))) + int64(len(e.meaning))
 	e.about.Tags = nil
 	if len(f.entry.Tags) > 0 {
 		e.about.Tags = make([]string, len(f.entry.Tags))

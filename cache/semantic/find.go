@@ -164,7 +164,7 @@ func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, near []neig
 // tighten takes back what was decided where something else speaks against it.
 func (f *finding) tighten(q *Question, question *guard.Text) {
 	d := &f.decision
-	collides := f.similarity >= probeFrom && question.Overlap(f.e.parsed) < probeOverlap
+	collides := f.similarity >= probeFrom && question.Shared(f.e.parsed) < probeOverlap
 	f.probe = f.probe || collides
 	switch {
 	case !d.WouldHit():

@@ -26,6 +26,8 @@ const (
 	insertBurst = 10
 	// maxDeaths is how many entries one sweep takes at most.
 	maxDeaths = 4096
+	// tidyRounds is how often indices are tidied in a row: that can make them evict, where there is no byte to spare.
+	tidyRounds = 4
 	// slackFrom is the least number of places from which an index is made anew where more than half of them are free.
 	slackFrom = 256
 )
@@ -380,7 +382,7 @@ func (s *shard) makeRoom(t *tenant) {
 
 func (s *shard) evict(t *tenant) bool {
 	el := t.used.Back()
-	if el == nil {
+	if el == nil || s.closed {
 		return false
 	}
 	e, _ := el.Value.(*entry)
@@ -506,30 +508,41 @@ func (s *shard) classOf(p *partition, e *entry, v []float32, answers float64) ui
 
 // tidy takes out of the indices what is gone. No lock may be held.
 func (s *shard) tidy() {
-	s.mu.Lock()
-	parts := make([]*partition, 0, len(s.dirty))
-	for p := range s.dirty {
-		parts = append(parts, p)
+	for range tidyRounds {
+		s.mu.Lock()
+		parts := make([]*partition, 0, len(s.dirty))
+		for p := range s.dirty {
+			parts = append(parts, p)
+		}
+		clear(s.dirty)
+		s.mu.Unlock()
+		if len(parts) == 0 {
+			return
+		}
+		for _, p := range parts {
+			p.write.Lock()
+			s.tidyOne(p)
+			p.write.Unlock()
+		}
 	}
-	clear(s.dirty)
+}
+
+// tidyOne does so for one partition. The caller holds p.write.
+func (s *shard) tidyOne(p *partition) {
+	s.mu.Lock()
+	dead := p.dead
+	p.dead = nil
 	s.mu.Unlock()
-	for _, p := range parts {
-		p.write.Lock()
-		s.mu.Lock()
-		dead := p.dead
-		p.dead = nil
-		s.mu.Unlock()
-		for _, id := range dead {
-			p.index.Delete(id)
-		}
-		st := p.index.Stats()
-		s.mu.Lock()
-		s.recharge(p)
-		if !p.gone && st.Slots >= slackFrom && st.Len < st.Slots/2 {
-			s.slack[p] = struct{}{}
-		}
-		s.mu.Unlock()
-		p.write.Unlock()
+	for _, id := range dead {
+		p.index.Delete(id)
+	}
+	st := p.index.Stats()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recharge(p)
+	s.makeRoom(p.scope.tenant) // an index remembers what is to be mended in it
+	if !p.gone && st.Slots >= slackFrom && st.Len < st.Slots/2 {
+		s.slack[p] = struct{}{}
 	}
 }
 
