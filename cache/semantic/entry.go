@@ -40,42 +40,42 @@ func (p *place) scope() scopeKey {
 
 // fresh is an entry that is to be kept.
 type fresh struct {
-	id     uint64
-	text   string
-	vector []float32
-	entry  *cache.Entry // its Age is that of the answer
-	class  uint64       // which answer it is: entries with one answer have one class
-	answer  uint64  // hash of the normalised answer; 0: unknown
-	meaning []int8  // vector of the answer; empty: unknown
-	answers float64 // the similarity from which two such say the same
-	obs     []byte  // of a moved entry
-	hits   []threshold.Cell
+	id      uint64
+	text    string
+	vector  []float32
+	entry   *cache.Entry // its Age is that of the answer
+	class   uint64       // which answer it is: entries with one answer have one class
+	answer  uint64       // hash of the normalised answer; 0: unknown
+	meaning []int8       // vector of the answer; empty: unknown
+	answers float64      // the similarity from which two such say the same
+	obs     []byte       // of a moved entry
+	hits    []threshold.Cell
 }
 
 // entry is an answer and what it was asked by. Vector, text, answer, tags and observations have one lifetime: the vector is
 // in its partition's index by the entry's id, and goes when the entry does.
 type entry struct {
-	id     uint64
-	p      *partition
-	text   string
-	hash   uint64 // of text
-	parsed *guard.Text
-	about  cache.Entry // its Body is empty where packed is not
-	packed []byte
+	id      uint64
+	p       *partition
+	text    string
+	hash    uint64 // of text
+	parsed  *guard.Text
+	about   cache.Entry // its Body is empty where packed is not
+	packed  []byte
 	answer  uint64
 	meaning []int8
-	filled int64
-	dies   int64
-	size   int64 // of memory, without the vector and the observations
+	filled  int64
+	dies    int64
+	size    int64 // of memory, without the vector and the observations
 
 	changed atomic.Uint64 // counts what is added to it, so that a move sees it
 
 	// Under shard.mu.
 	gone   bool
 	class  uint64
-	tables int64 // of memory, by observations
+	tables int64            // of memory, by observations
 	hits   []threshold.Cell // of the last that were served
-	used   *list.Element // in its tenant's order of use
+	used   *list.Element    // in its tenant's order of use
 	heapAt int
 
 	obs threshold.Observations // under scope.mu

@@ -126,7 +126,9 @@ type handed struct {
 	changed uint64
 }
 
-func (h *handed) size() int { return len(h.text) + 4*len(h.vector) + len(h.entry.Body) + len(h.obs) + 512 }
+func (h *handed) size() int {
+	return len(h.text) + 4*len(h.vector) + len(h.entry.Body) + len(h.obs) + 512
+}
 
 // held is the partitions that there are.
 func (s *shard) held() []*partition {

@@ -55,8 +55,8 @@ func (r *recent) add(d remembered) {
 func (r *recent) served(id uint64) (remembered, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := len(r.ring) - 1; i >= 0; i-- {
-		d := &r.ring[(r.at+i)%len(r.ring)]
+	for i := range len(r.ring) {
+		d := &r.ring[(r.at+len(r.ring)-1-i)%len(r.ring)]
 		if d.id == id && d.Action == threshold.Serve.String() {
 			d.id = 0
 			return *d, true
@@ -71,8 +71,8 @@ func (c *Cache) Recent() []Decision {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := make([]Decision, 0, len(r.ring))
-	for i := len(r.ring) - 1; i >= 0; i-- {
-		out = append(out, r.ring[(r.at+i)%len(r.ring)].Decision)
+	for i := range len(r.ring) {
+		out = append(out, r.ring[(r.at+len(r.ring)-1-i)%len(r.ring)].Decision)
 	}
 	return out
 }

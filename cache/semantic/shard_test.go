@@ -57,8 +57,10 @@ func newPlace1(t testing.TB, change func(*shardConfig)) *place1 {
 	p := &place1{t: t, now: 1e18, void: map[string]bool{}}
 	cfg := shardConfig{
 		maxBytes: 64 << 20, tenantBytes: 16 << 20, maxPartitions: 100, inserts: 1e6, crossover: func(int) int { return 0 },
-		valid: func(e *cache.Entry) bool { return !slices.ContainsFunc(e.Tags, func(tag string) bool { return p.void[tag] }) },
-		rand:  rand.New(rand.NewPCG(1, 2)),
+		valid: func(e *cache.Entry) bool {
+			return !slices.ContainsFunc(e.Tags, func(tag string) bool { return p.void[tag] })
+		},
+		rand: rand.New(rand.NewPCG(1, 2)),
 	}
 	if change != nil {
 		change(&cfg)

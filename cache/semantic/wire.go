@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"headgate/cache"
+	"headgate/cache/cachepb"
 	"headgate/cache/guard"
 	"headgate/cache/hnsw"
-	"headgate/cache/cachepb"
 	pb "headgate/cache/semantic/semanticpb"
 	"headgate/cache/threshold"
 	"headgate/cache/vec"
