@@ -54,7 +54,7 @@ const (
 
 // Run reads pairs, as CSV with a header that names the columns a, b and same_answer, scores them
 // and reports. Records that are no good are left out and counted. The same pairs and embedder give
-// the same report. What it holds in memory is some 150 bytes a pair, whatever the texts' lengths.
+// the same report. What it holds in memory is some 400 bytes a pair, whatever the texts' lengths.
 //
 // The error is of the configuration, a *FileError, of the reader, of the embedder or of ctx.
 func Run(ctx context.Context, in io.Reader, c Config) (*Report, error) {

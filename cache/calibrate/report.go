@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -82,7 +83,7 @@ type Worst struct {
 func (s *sample) report(c *Config) *Report {
 	r := &Report{
 		Source: c.Source, Embedder: c.Embedder.Version(), Budget: c.Budget, Confidence: c.Confidence,
-		Pairs:  Pairs{Used: len(s.pairs), Texts: len(s.texts), Identical: s.equal, LeftOut: s.left, Repeats: s.records - len(s.pairs), Problems: append(s.problems, s.unequal...)},
+		Pairs:  Pairs{Used: len(s.pairs), Texts: len(s.texts), Identical: s.equal, LeftOut: s.left, Repeats: s.records - len(s.pairs), Problems: slices.SortedFunc(slices.Values(append(s.problems, s.unequal...)), func(a, b Problem) int { return a.Line - b.Line })},
 		Guards: s.effect(), Noise: s.noise(),
 		Worst: Worst{
 			Served: s.examples[listServed].shown(), Stopped: s.examples[listStopped].shown(),
@@ -221,22 +222,35 @@ func (s *sample) histogram() histogram {
 	return h
 }
 
-// WriteText is the report's gist for a terminal, in lines of a name, a tab and what there is to say.
+// WriteText is the report's gist for a terminal.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	p := &r.Pairs
-	fmt.Fprintf(&b, "pairs\t%d used of %d read: %d the same, %d different\n", p.Used, p.Read, p.Same, p.Different)
+	fact := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-15s%s\n", name, fmt.Sprintf(format, args...))
+	}
+	fact("pairs", "%s used of %s: %s the same, %s different", thousands(p.Used), plural(p.Read, "record"), thousands(p.Same), thousands(p.Different))
 	if left := r.leftOut(); left != "" {
-		fmt.Fprintf(&b, "not used\t%s\n", left)
+		fact("not used", "%s", left)
 	}
-	fmt.Fprintf(&b, "embedder\t%s\n", r.Embedder)
-	fmt.Fprintf(&b, "guards refuse\t%s of the different, %s of the same\n", share(r.Guards.RefusedDifferent, p.Different), share(r.Guards.RefusedSame, p.Same))
-	fmt.Fprintf(&b, "AUC\t%.3f without guards, %.3f with\n", r.AUC.Off, r.AUC.On)
-	fmt.Fprintf(&b, "labels\t%s\n", r.Noise.sentence())
+	for i, x := range p.Problems {
+		if i == fewProblems {
+			fact("", "…")
+			break
+		}
+		fact("", "line %d: %s", x.Line, x.Reason)
+	}
+	fact("embedder", "%s", r.Embedder)
+	fact("guards refuse", "%s of the different, %s of the same", share(r.Guards.RefusedDifferent, p.Different), share(r.Guards.RefusedSame, p.Same))
+	fact("AUC", "%.3f without guards, %.3f with", r.AUC.Off, r.AUC.On)
+	fact("labels", "%s", r.Noise.sentence())
 	for _, text := range r.Warnings {
-		fmt.Fprintf(&b, "mind\t%s\n", text)
+		b.WriteString("\n" + wrap("Mind: "+text))
 	}
-	fmt.Fprintf(&b, "threshold\t%s\n", r.verdict())
+	b.WriteString("\n" + wrap("As a threshold, "+r.verdict()) + "\n" + r.Policy)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// fewProblems are those that a terminal shows.
+const fewProblems = 5

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // percent with as many digits as say something.
@@ -155,4 +156,27 @@ func (s *sample) warnings(r *Report) (out []string) {
 			plural(len(s.pairs), "pair"), plural(len(s.texts), "text")))
 	}
 	return out
+}
+
+// wrap sets a text in lines for a terminal.
+func wrap(text string) string {
+	const width = 100
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Split(text, " ") {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case column+1+n > width && word != "%": // a number keeps its sign
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += n
+	}
+	b.WriteByte('\n')
+	return b.String()
 }
