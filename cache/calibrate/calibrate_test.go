@@ -265,6 +265,21 @@ func TestTooLongForTheEmbedder(t *testing.T) {
 	}
 }
 
+// A server that refuses one text is asked about the others; one that refuses all is the wrong one.
+func TestRefusedByTheEmbedder(t *testing.T) {
+	c := testConfig()
+	refused := &embed.Error{Kind: embed.Refused, Reason: "status 400"}
+	c.Embedder = &window{limit: 100, fail: refused}
+	r := run(t, c, "x y,x z,1\nx y,fail this,1\nk l,k m,0\n")
+	if want := []Problem{{3, 0, "b was refused by the embedder: embedding refused: status 400"}}; r.Pairs.Used != 2 || !slices.Equal(r.Pairs.Problems, want) {
+		t.Errorf("pairs: %+v", r.Pairs)
+	}
+	_, err := Run(t.Context(), strings.NewReader("a,b,same_answer\nfail a,fail b,1\nfail a,fail c,0\n"), c)
+	if !errors.Is(err, refused) {
+		t.Errorf("%v, want %v", err, refused)
+	}
+}
+
 func TestEmbedderFails(t *testing.T) {
 	c := testConfig()
 	down := &embed.Error{Kind: embed.Unavailable, Reason: "nobody listens"}

@@ -17,6 +17,7 @@ import (
 const (
 	batchPairs = 1024
 	batchTexts = 32 // of one call of the embedder
+	mostCalls  = 16 // under way
 )
 
 // found is what there is to say of a record.
@@ -35,7 +36,7 @@ type scorer struct {
 }
 
 func newScorer(c *Config) *scorer {
-	s := &scorer{embedder: c.Embedder, calls: runtime.GOMAXPROCS(0)}
+	s := &scorer{embedder: c.Embedder, calls: min(runtime.GOMAXPROCS(0), mostCalls)}
 	s.refuse = func(a, b *text) []guard.Reason { return a.parsed.Compare(b.parsed).Refused }
 	if c.refuse != nil {
 		s.refuse = func(a, b *text) []guard.Reason { return c.refuse(a.of, b.of) }
@@ -48,7 +49,7 @@ type text struct {
 	of     string
 	vector []float32
 	parsed *guard.Text
-	long   *embed.TooLongError
+	unfit  error // why it has no vector: a *embed.TooLongError or a *embed.Error
 }
 
 // score a batch. Each text is embedded and parsed once.
@@ -69,7 +70,7 @@ func (s *scorer) score(ctx context.Context, batch []record) ([]found, error) {
 	all := make([]found, len(batch))
 	for i := range batch {
 		a, b := &texts[places[batch[i].a]], &texts[places[batch[i].b]]
-		all[i] = found{record: batch[i], problem: tooLong(batch[i].line, a.long, b.long)}
+		all[i] = found{record: batch[i], problem: noVector(batch[i].line, a.unfit, b.unfit)}
 		if all[i].problem == nil {
 			all[i].similarity = grade(vec.Dot(a.vector, b.vector))
 			all[i].refused = s.refuse(a, b)
@@ -85,16 +86,21 @@ func grade(similarity float32) int32 {
 	return int32(math.Round(min(max(float64(similarity), -1), 1) * grain))
 }
 
-// tooLong says which text does not fit into the embedder's window; nil if both do.
-func tooLong(line int, a, b *embed.TooLongError) *Problem {
-	for i, e := range []*embed.TooLongError{a, b} {
-		switch {
-		case e == nil:
-		case e.Tokens > 0 && e.Limit > 0:
-			return &Problem{line, 0, fmt.Sprintf("%s is too long for the embedder: %d tokens of at most %d", columns()[i], e.Tokens, e.Limit)}
-		default:
-			return &Problem{line, 0, columns()[i] + " is too long for the embedder"}
+// noVector says of which text the embedder made none; nil if it made both.
+func noVector(line int, a, b error) *Problem {
+	for i, err := range []error{a, b} {
+		if err == nil {
+			continue
 		}
+		name := columns()[i]
+		long, ok := errors.AsType[*embed.TooLongError](err)
+		switch {
+		case !ok:
+			return &Problem{line, 0, fmt.Sprintf("%s was refused by the embedder: %v", name, err)}
+		case long.Tokens > 0 && long.Limit > 0:
+			return &Problem{line, 0, fmt.Sprintf("%s is too long for the embedder: %d tokens of at most %d", name, long.Tokens, long.Limit)}
+		}
+		return &Problem{line, 0, name + " is too long for the embedder"}
 	}
 	return nil
 }
@@ -103,6 +109,7 @@ func tooLong(line int, a, b *embed.TooLongError) *Problem {
 func (s *scorer) embed(ctx context.Context, texts []text) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	all := texts
 	parts := make(chan []text)
 	var wg sync.WaitGroup
 	for range min(s.calls, (len(texts)+batchTexts-1)/batchTexts) {
@@ -121,37 +128,50 @@ func (s *scorer) embed(ctx context.Context, texts []text) error {
 	}
 	close(parts)
 	wg.Wait()
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return allRefused(all)
 }
 
-// embedPart of the texts. One that is too long is marked, and the others are embedded without it.
-func (s *scorer) embedPart(ctx context.Context, part []text) error {
-	for i := range part {
-		part[i].parsed = guard.Parse(part[i].of)
-	}
-	for {
-		var asked []string
-		var at []int
-		for i := range part {
-			if part[i].long == nil {
-				asked, at = append(asked, part[i].of), append(at, i)
-			}
-		}
-		if len(asked) == 0 {
+// allRefused is the refusal of the first text if there was no other answer: it is not the text that is wrong then.
+func allRefused(texts []text) error {
+	for i := range texts {
+		if _, ok := errors.AsType[*embed.Error](texts[i].unfit); !ok {
 			return nil
 		}
-		vectors, err := s.embedder.Embed(ctx, asked)
-		var long *embed.TooLongError
-		switch {
-		case errors.As(err, &long) && long.Index >= 0 && long.Index < len(at):
-			part[at[long.Index]].long = long // one fewer is asked for: this ends
-			continue
-		case err != nil:
-			return fmt.Errorf("embed %d texts: %w", len(asked), err)
-		}
-		for i, v := range vectors {
-			part[at[i]].vector = v
-		}
+	}
+	if len(texts) == 0 {
 		return nil
 	}
+	return texts[0].unfit
+}
+
+// embedPart of the texts. What is too long or refused is marked, and the others are embedded without it.
+func (s *scorer) embedPart(ctx context.Context, part []text) error {
+	var asked []string
+	for i := range part {
+		part[i].parsed = guard.Parse(part[i].of)
+		asked = append(asked, part[i].of)
+	}
+	vectors, err := s.embedder.Embed(ctx, asked)
+	_, long := errors.AsType[*embed.TooLongError](err)
+	failed, ok := errors.AsType[*embed.Error](err)
+	switch {
+	case err == nil:
+		for i, v := range vectors {
+			part[i].vector = v
+		}
+		return nil
+	case !long && (!ok || failed.Kind != embed.Refused):
+		return fmt.Errorf("embed %s: %w", plural(len(asked), "text"), err)
+	case len(part) == 1:
+		part[0].unfit = err
+		return nil
+	}
+	half := len(part) / 2 // most of them are fit: so few calls find those that are not
+	if err := s.embedPart(ctx, part[:half]); err != nil {
+		return err
+	}
+	return s.embedPart(ctx, part[half:])
 }
