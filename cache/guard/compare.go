@@ -434,6 +434,9 @@ func (p *pair) group(g uint16) {
 	switch {
 	case onlyA == nil && onlyB == nil:
 	case anyA && anyB:
+		if onlyA != nil && onlyB != nil && (onlyA.flags^onlyB.flags)&tNegated != 0 && gr.kind == KindAntonym {
+			return // "is not accepted", "is rejected": whether that is so is the negation's business
+		}
 		if onlyA != nil && onlyB != nil || gr.strict && hardA && hardB {
 			p.refuse(gr.kind, onlyA, onlyB)
 		}

@@ -38,6 +38,8 @@ const (
 	fAux                         // opens a yes/no question
 	fKnown                       // more than the first word of a phrase
 	fNumber                      // lexeme.num holds a value
+	fVague                       // a verb of no sense of its own
+	fVerb                        // an infinitive that "to" may introduce
 )
 
 // The kinds of answer that a question may want, as bits.
@@ -221,9 +223,16 @@ func (x *lexicon) group(kind Kind, strict bool, line string) error {
 		if len(words) == 0 {
 			return fmt.Errorf("an empty value")
 		}
-		for _, w := range words {
+		for k, w := range words {
 			bare := strings.TrimPrefix(w, "~")
 			lx := x.word(english, bare)
+			for _, before := range words[:k] {
+				before = strings.TrimPrefix(before, "~")
+				if kind == KindUnit || stem(english, before) == stem(english, bare) {
+					lx.base = x.word(english, before).base // "mile", "miles"
+					break
+				}
+			}
 			lx.vals = append(lx.vals, value{group: g, val: uint16(i), soft: bare != w})
 		}
 	}
@@ -282,7 +291,7 @@ func (x *lexicon) form(line string) error {
 func (x *lexicon) flag(l lang, name, line string) error {
 	flags := map[string]uint32{
 		"function": fFunction, "light": fLight, "frame": fFrame, "negation": fNegation | fFunction,
-		"failure": fFailure, "role": fRole, "aux": fAux | fFunction,
+		"failure": fFailure, "vague": fVague, "verb": fVerb, "role": fRole, "aux": fAux | fFunction,
 	}
 	f, ok := flags[name]
 	if !ok {

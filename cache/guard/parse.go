@@ -292,7 +292,7 @@ func (t *Text) lexeme(x *lexicon, i int, opens bool) (*lexeme, int) {
 			if lx == nil || lx.flags&fKnown == 0 {
 				continue
 			}
-			if lx.flags&fFrame != 0 && !opens {
+			if lx.flags&fFrame != 0 && (!opens || strings.HasPrefix(lx.base, "i_") && !t.begins(i)) {
 				continue
 			}
 			return lx, n
@@ -302,6 +302,18 @@ func (t *Text) lexeme(x *lexicon, i int, opens bool) (*lexeme, int) {
 		return nil, 1
 	}
 	return one, 1
+}
+
+// begins reports whether a clause of its own begins at token i.
+func (t *Text) begins(i int) bool {
+	if i == 0 || t.tokens[i].flags&tStart != 0 {
+		return true
+	}
+	switch t.tokens[i-1].word {
+	case "and", "but", "so", "because", "hi", "hello", "hey", "please", "well", "since", "as", "then", "thanks":
+		return true
+	}
+	return false
 }
 
 func (t *Text) join(key []byte, head string, from, to int) ([]byte, bool) {
@@ -485,7 +497,7 @@ func (t *Text) question() {
 			continue
 		}
 		if tok.lex != nil {
-			if !t.relative(i) {
+			if !t.relative(i, asking || t.asks&^tok.lex.asks != 0) {
 				t.asks |= tok.lex.asks
 			}
 			t.answers |= tok.lex.answers
@@ -494,7 +506,11 @@ func (t *Text) question() {
 			t.yesNo, asking = true, true
 		}
 		if asking && tok.lex != nil {
-			t.modal |= tok.lex.modal
+			m := tok.lex.modal
+			if tok.flags&tStart == 0 {
+				m &^= modalDid // "since my phone was stolen" tells no time of what is asked
+			}
+			t.modal |= m
 		}
 		switch tok.word {
 		case "he", "him", "his", "himself":
@@ -513,15 +529,15 @@ func (t *Text) question() {
 }
 
 // relative reports whether a question word joins a clause instead of asking: "the number
-// when I move", "people who smoke".
-func (t *Text) relative(i int) bool {
+// when I move", "people who smoke", anything after the question has begun.
+func (t *Text) relative(i int, begun bool) bool {
 	switch t.tokens[i].word {
 	case "when", "where", "who", "whom", "whose":
 		if i == 0 || t.tokens[i].flags&tStart != 0 {
 			return false
 		}
 		prev := &t.tokens[i-1]
-		return prev.flags&tSkip == 0 && !prev.is(fFunction|fLight)
+		return begun || prev.flags&tSkip == 0 && !prev.is(fFunction|fLight)
 	}
 	return false
 }

@@ -13,11 +13,11 @@ func (p *pair) negation() {
 			p.refuse(KindNegation, s, t)
 		}
 	case a.negations > 0:
-		if !failing(b, a) {
+		if !a.fails(b, p.toB[:len(a.core)]) {
 			p.refuse(KindNegation, a.negator(), nil)
 		}
 	default:
-		if !failing(a, b) {
+		if !b.fails(a, p.toA[:len(b.core)]) {
 			p.refuse(KindNegation, nil, b.negator())
 		}
 	}
@@ -30,6 +30,25 @@ func (t *Text) negator() *token {
 		}
 	}
 	return nil
+}
+
+// fails reports whether u may tell in plain words what t tells by saying no: it names a
+// failure that t does not name, or nothing that t denies.
+func (t *Text) fails(u *Text, matched []int16) bool {
+	if failing(u, t) {
+		return true
+	}
+	denied := false
+	for i, ti := range t.core {
+		if t.tokens[ti].flags&tNegated == 0 {
+			continue
+		}
+		if matched[i] >= 0 {
+			return false
+		}
+		denied = true
+	}
+	return denied
 }
 
 // failing reports whether t names a failure that u does not name.
@@ -110,6 +129,9 @@ func compatible(asks uint16) uint16 {
 func (p *pair) question() {
 	a, b := p.a, p.b
 	switch {
+	case p.leftA > 1 && p.leftB > 1:
+		// Put otherwise throughout, which the threshold judges: "what are my options now that
+		// my flight is cancelled?", "the airline cancelled my flight, what happens next?".
 	case a.asks != 0 && b.asks != 0:
 		answersA, answersB := a.asks|a.answers&^whHow, b.asks|b.answers&^whHow
 		if a.answers&b.answers&whContact != 0 && (a.asks|b.asks)&^(whWho|whWhere|whHow) == 0 {
@@ -118,6 +140,8 @@ func (p *pair) question() {
 		if a.asks&compatible(answersB) == 0 && b.asks&compatible(answersA) == 0 {
 			p.refuse(KindWh, a.asker(), b.asker())
 		}
+	case (a.asks != 0) != (b.asks != 0) && p.leftA > 0 && p.leftB > 0:
+		// "Is it back soon?", "when do you have it again?"
 	case a.asks != 0:
 		if unanswered(a, b) {
 			p.refuse(KindWh, a.asker(), nil)
@@ -128,7 +152,8 @@ func (p *pair) question() {
 		}
 	case a.yesNo && b.yesNo && a.modal != b.modal && a.modal&b.modal == 0:
 		const deed = modalCan | modalMust | modalShould | modalDid
-		if a.modal != 0 && b.modal != 0 || (a.modal|b.modal)&deed&^modalCan != 0 {
+		alike := p.leftA+p.leftB <= 1
+		if a.modal != 0 && b.modal != 0 || alike && (a.modal|b.modal)&deed&^modalCan != 0 {
 			p.refuse(KindModality, a.modalWord(), b.modalWord())
 		}
 	}
@@ -232,33 +257,45 @@ func (t *Text) ownerOf(i int) *token {
 	return nil
 }
 
-// speakers refuses "can I … you" against "can you … me", and "should I" against "should
+// speakers refuses "do I owe you" against "do you owe me", and "should I" against "should
 // you" where nothing else differs.
 func (p *pair) speakers() {
 	s, sBoth := p.a.speaker()
 	t, tBoth := p.b.speaker()
-	if s == nil || t == nil || speaks(s.word) == speaks(t.word) {
-		return
+	if s != nil && t != nil && sBoth && tBoth && speaks(s.word) != speaks(t.word) {
+		p.refuse(KindPerson, s, t)
 	}
-	if sBoth && tBoth || p.a.yesNo && p.b.yesNo {
+	s, t = p.a.subject(), p.b.subject()
+	if s != nil && t != nil && speaks(s.word) != speaks(t.word) {
 		p.refuse(KindPerson, s, t)
 	}
 }
 
 // speaker finds the first "I" or "you", and whether both occur.
-func (t *Text) speaker() (firstOne *token, both bool) {
+func (t *Text) speaker() (one *token, both bool) {
 	for i := range t.tokens {
 		tok := &t.tokens[i]
 		if tok.flags&tSkip != 0 || speaks(tok.word) == 0 {
 			continue
 		}
-		if firstOne == nil {
-			firstOne = tok
-		} else if speaks(tok.word) != speaks(firstOne.word) {
-			return firstOne, true
+		if one == nil {
+			one = tok
+		} else if speaks(tok.word) != speaks(one.word) {
+			return one, true
 		}
 	}
-	return firstOne, false
+	return one, false
+}
+
+// subject finds the "I" or "you" of "can I …?", "should you …?".
+func (t *Text) subject() *token {
+	for i := 1; i < len(t.tokens) && t.yesNo; i++ {
+		aux, tok := &t.tokens[i-1], &t.tokens[i]
+		if aux.flags&tStart != 0 && aux.is(fAux) && aux.lex.modal&^modalDid != 0 && speaks(tok.word) != 0 {
+			return tok
+		}
+	}
+	return nil
 }
 
 func speaks(w string) int {
@@ -271,37 +308,46 @@ func speaks(w string) int {
 	return 0
 }
 
-// part is the preposition that gives a topic token its part to play, nil where none does.
+// part is the preposition that gives a topic token its part to play, nil where none does:
+// one before it with nothing but articles and their like between. "to" before a verb is none.
 func (t *Text) part(core int) *token {
 	i := int(t.core[core])
-	if t.tokens[i].flags&tStart != 0 {
-		return nil
-	}
-	for j := i - 1; j >= max(i-5, 0); j-- {
-		tok := &t.tokens[j]
+	for j := i; j > 0 && j > i-5; j-- {
+		if t.tokens[j].flags&tStart != 0 {
+			return nil
+		}
+		tok := &t.tokens[j-1]
 		if tok.is(fRole) {
+			if tok.word == "to" && t.tokens[j].is(fVerb) {
+				return nil
+			}
 			return tok
 		}
-		if tok.flags&tStart != 0 || tok.flags&tSkip != 0 && tok.flags&tNumber == 0 || !tok.is(fFunction|fLight) && core > 0 && j <= int(t.core[core-1]) {
+		if tok.flags&tSkip != 0 && tok.flags&tNumber == 0 || tok.flags&tNumber == 0 && !tok.is(fFunction|fLight) || tok.is(fVague) {
 			return nil
 		}
 	}
 	return nil
 }
 
-// preposed reports whether any preposition stands before a topic token.
+// preposed reports whether a preposition begins the noun phrase in which a topic token stands.
 func (t *Text) preposed(core int) bool {
 	i := int(t.core[core])
-	for j := i - 1; j >= max(i-4, 0); j-- {
-		tok := &t.tokens[j]
+	for j := i; j > 0 && j > i-6; j-- {
+		if t.tokens[j].flags&tStart != 0 {
+			return false
+		}
+		tok := &t.tokens[j-1]
 		switch tok.word {
 		case "of", "for", "in", "on", "at", "with", "about", "as", "using":
 			return true
+		case "a", "an", "the", "this", "that", "these", "those", "another", "other":
+			continue
 		}
 		if tok.is(fRole) {
 			return true
 		}
-		if core > 0 && j <= int(t.core[core-1]) {
+		if tok.is(fFunction) && owner(tok.word) == 0 {
 			return false
 		}
 	}
@@ -355,7 +401,7 @@ func opposed(s, t string) bool {
 // plays no part in a.
 func (p *pair) swapped(i, j int, part string) bool {
 	for k := range p.b.core {
-		if k == j || p.toA[k] < 0 {
+		if k == j || p.toA[k] < 0 || p.b.adjacent(j, k) || p.a.adjacent(i, int(p.toA[k])) {
 			continue
 		}
 		if r := p.b.part(k); r != nil && r.word == part && p.a.part(int(p.toA[k])) == nil {
@@ -367,7 +413,7 @@ func (p *pair) swapped(i, j int, part string) bool {
 
 func (p *pair) swappedBack(i, j int, part string) bool {
 	for k := range p.a.core {
-		if k == i || p.toB[k] < 0 {
+		if k == i || p.toB[k] < 0 || p.a.adjacent(i, k) || p.b.adjacent(j, int(p.toB[k])) {
 			continue
 		}
 		if r := p.a.part(k); r != nil && r.word == part && p.b.part(int(p.toB[k])) == nil {
@@ -375,6 +421,12 @@ func (p *pair) swappedBack(i, j int, part string) bool {
 		}
 	}
 	return false
+}
+
+// adjacent reports whether two topic words stand side by side, in one noun phrase.
+func (t *Text) adjacent(i, k int) bool {
+	d := int(t.core[i]) - int(t.core[k])
+	return d == 1 || d == -1
 }
 
 // stranded finds a preposition at the end: "report to?".
@@ -415,6 +467,9 @@ func (p *pair) exchanged(i, k, j, l int) bool {
 		return false // synonyms: "the parcel arrived", "I received a delivery"
 	}
 	if p.peers(s, t) {
+		if a.counted(i) && b.counted(j) || a.counted(k) && b.counted(l) {
+			return false // the number tells which is which
+		}
 		return (a.part(i) == nil || b.part(j) == nil) && (a.part(k) == nil || b.part(l) == nil) && !coordinated(a, b)
 	}
 	if a.preposed(i) || a.preposed(k) || b.preposed(j) || b.preposed(l) || a.passive != b.passive || p.parted(i, k, j, l) {
@@ -426,6 +481,12 @@ func (p *pair) exchanged(i, k, j, l int) bool {
 		}
 	}
 	return k == i+1 && a.asks&b.asks&whWho != 0
+}
+
+// counted reports whether a number stands before a topic word.
+func (t *Text) counted(core int) bool {
+	i := int(t.core[core])
+	return i > 0 && t.tokens[i-1].flags&tNumber != 0
 }
 
 // peers reports whether two words are values of one group: two cities, two currencies.
@@ -468,6 +529,10 @@ func (t *Text) boundary(from, to uint16) bool {
 		if t.tokens[i].flags&tStart != 0 {
 			return true
 		}
+		switch t.tokens[i].word {
+		case "and", "when", "if", "because", "since", "so", "but", "while", "that":
+			return true
+		}
 	}
 	return false
 }
@@ -487,7 +552,7 @@ func (p *pair) substitution() {
 	switch {
 	case p.leftA == 1 && p.leftB == 1 && shared >= 2:
 		i, j := p.left()
-		if p.samePlace(i, j) {
+		if (i > 0 || j > 0 || shared >= narrowed) && p.samePlace(i, j) {
 			p.refuse(KindSubstitute, &a.tokens[a.core[i]], &b.tokens[b.core[j]])
 		}
 	case p.leftA == 0 && p.leftB == 1 && shared >= narrowed:
@@ -586,7 +651,7 @@ func (p *pair) middle(i, m, j, n int) {
 	switch {
 	case m-i == 1 && n-j == 1:
 		s, t := &a.tokens[i], &b.tokens[j]
-		if !s.is(fFunction|fNegation) && !t.is(fFunction|fNegation) {
+		if !s.is(fFunction|fNegation) && !t.is(fFunction|fNegation) && !(s.is(fVague) && t.is(fVague)) {
 			p.refuse(KindSubstitute, s, t)
 		}
 	case m-i == 0 && n-j == 1:

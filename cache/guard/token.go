@@ -117,7 +117,7 @@ func trimTail(c string) (body, tail string) {
 	end := len(c)
 	for end > 0 {
 		r, n := utf8.DecodeLastRuneInString(c[:end])
-		if !strings.ContainsRune(".,;:!?)]}\"'`»«…-", r) {
+		if !strings.ContainsRune(".,;:!?)]}\"'`»«…->~", r) {
 			break
 		}
 		if (r == '-' || r == '}' || r == '`') && end == len(c) && n == end {
@@ -150,7 +150,7 @@ func (s *scanner) sign(c string) {
 			s.punctuation(r)
 		}
 	}
-	switch strings.Trim(c, ".,;:!?)]\"'`»«…") {
+	switch strings.Trim(c, ".,;:!?()[]\"'`»«…") {
 	case "", "--", "---", "|", "•", "*", "#":
 		s.clause = true
 	case "-":
@@ -227,6 +227,7 @@ func (s *scanner) body(c string) {
 		s.letters(c, has, 0)
 	case has&hasLetter == 0 && has&hasDigit == 0:
 		s.sign(c)
+	case has&hasDigit == 0 && s.run(c):
 	case isAddress(c):
 		s.push(strings.TrimSuffix(c, "/"), tID)
 	case has&hasLetter != 0 && has&hasDigit == 0 && isWords(c):
@@ -237,6 +238,26 @@ func (s *scanner) body(c string) {
 	default:
 		s.parts(c)
 	}
+}
+
+// run splits what someone typed without a blank after the punctuation: "card...how",
+// "something,else", "late.Why".
+func (s *scanner) run(c string) bool {
+	i := strings.IndexAny(c, ",;!?.")
+	if i <= 0 || strings.ContainsAny(c, "()[]{}=<>@/\\_:") {
+		return false
+	}
+	j := i
+	for j < len(c) && strings.IndexByte(",;!?.", c[j]) >= 0 {
+		j++
+	}
+	if j == len(c) || j == i+1 && c[i] == '.' && (c[j] < 'A' || c[j] > 'Z' || i == 1) {
+		return false
+	}
+	s.body(c[:i])
+	s.punctuation(rune(c[i]))
+	s.body(c[j:])
+	return true
 }
 
 // isAddress tells e-mail addresses, URLs, domains and paths.
@@ -363,6 +384,11 @@ func (s *scanner) letters(c string, has uint8, flags uint16) {
 		}
 	}
 	switch w {
+	case "us":
+		if c == "US" {
+			w = "usa"
+		}
+		s.push(w, flags)
 	case "cannot", "cant":
 		s.push("can", flags)
 		s.push("not", tJoined)
