@@ -82,8 +82,33 @@ func BenchmarkLinear(b *testing.B) {
 		b.Run(l.String(), func(b *testing.B) {
 			for b.Loop() {
 				for _, p := range model {
-					to := product{numbers: dst[:tokens*p.n], xScale: ones[:tokens], scale: ones[:p.n], bias: ones[:p.n]}
+					to := product{numbers: dst[:tokens*p.n], rows: Rows{ones[:tokens], ones[:tokens]}, columns: Columns{ones[:p.n], ones[:p.n], ones[:p.n]}}
 					l.mul(p, x[:tokens*p.k], tokens, &to)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLayers is what lies between the products of a MiniLM for a question of 15 tokens.
+func BenchmarkLayers(b *testing.B) {
+	const tokens, layers = 15, 6
+	r := rand.New(rand.NewPCG(1, 1))
+	x, y, q := floats(r, 1536), make([]float32, 1536), make([]int8, 1536)
+	for _, l := range levels() {
+		b.Run("gelu/"+l.String(), func(b *testing.B) {
+			for b.Loop() {
+				for range tokens * layers {
+					copy(y, x)
+					l.gelu(y)
+				}
+			}
+		})
+		b.Run("quantize/"+l.String(), func(b *testing.B) {
+			for b.Loop() {
+				for range tokens * layers {
+					l.quantize(q, x)
+					l.quantize(q[:1152], x[:1152])
 				}
 			}
 		})

@@ -131,9 +131,24 @@ func mul2x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
 // scaleAVX512 makes numbers of the sums of a row of panels of 16.
 //
 //go:noescape
-func scaleAVX512(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+func scaleAVX512(dst *float32, sums *int32, scale *float32, sum *float32, bias *float32, rowScale float32, rowZero float32, panels int)
 
 // scaleAVX2 makes numbers of the sums of a row of panels of 16.
 //
 //go:noescape
-func scaleAVX2(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+func scaleAVX2(dst *float32, sums *int32, scale *float32, sum *float32, bias *float32, rowScale float32, rowZero float32, panels int)
+
+// boundsAVX2 lowers low to the least and raises high to the greatest in each of eight lanes of blocks of 16.
+//
+//go:noescape
+func boundsAVX2(x *float32, blocks int, low *[8]float32, high *[8]float32)
+
+// quantizeAVX2 rounds x · inverse + shift to bytes, in blocks of 16.
+//
+//go:noescape
+func quantizeAVX2(dst *int8, x *float32, blocks int, inverse float32, shift float32)
+
+// geluAVX2 applies the Gaussian error linear unit to blocks of 16.
+//
+//go:noescape
+func geluAVX2(x *float32, blocks int)

@@ -1738,53 +1738,325 @@ loop:
 	VZEROUPPER
 	RET
 
-// func scaleAVX512(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+// func scaleAVX512(dst *float32, sums *int32, scale *float32, sum *float32, bias *float32, rowScale float32, rowZero float32, panels int)
 // Requires: AVX, AVX512F
-TEXT ·scaleAVX512(SB), NOSPLIT, $0-48
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         sums+8(FP), CX
 	MOVQ         scale+16(FP), DX
-	MOVQ         bias+24(FP), BX
-	MOVQ         panels+40(FP), SI
-	VBROADCASTSS rowScale+32(FP), Z0
-	XORQ         DI, DI
+	MOVQ         sum+24(FP), BX
+	MOVQ         bias+32(FP), SI
+	MOVQ         panels+48(FP), DI
+	VBROADCASTSS rowScale+40(FP), Z0
+	VBROADCASTSS rowZero+44(FP), Z1
+	XORQ         R8, R8
 
 panel:
-	VCVTDQ2PS (CX)(DI*1), Z1
-	VMULPS    (DX)(DI*1), Z0, Z2
-	VMULPS    Z2, Z1, Z1
-	VADDPS    (BX)(DI*1), Z1, Z1
-	VMOVUPS   Z1, (AX)(DI*1)
-	ADDQ      $0x40, DI
-	DECQ      SI
+	VCVTDQ2PS (CX)(R8*1), Z2
+	VMULPS    (DX)(R8*1), Z0, Z3
+	VMULPS    Z3, Z2, Z2
+	VMULPS    (BX)(R8*1), Z1, Z3
+	VADDPS    Z3, Z2, Z2
+	VADDPS    (SI)(R8*1), Z2, Z2
+	VMOVUPS   Z2, (AX)(R8*1)
+	ADDQ      $0x40, R8
+	DECQ      DI
 	JNZ       panel
 	VZEROUPPER
 	RET
 
-// func scaleAVX2(dst *float32, sums *int32, scale *float32, bias *float32, rowScale float32, panels int)
+// func scaleAVX2(dst *float32, sums *int32, scale *float32, sum *float32, bias *float32, rowScale float32, rowZero float32, panels int)
 // Requires: AVX
-TEXT ·scaleAVX2(SB), NOSPLIT, $0-48
+TEXT ·scaleAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst+0(FP), AX
 	MOVQ         sums+8(FP), CX
 	MOVQ         scale+16(FP), DX
-	MOVQ         bias+24(FP), BX
-	MOVQ         panels+40(FP), SI
-	VBROADCASTSS rowScale+32(FP), Y0
-	XORQ         DI, DI
+	MOVQ         sum+24(FP), BX
+	MOVQ         bias+32(FP), SI
+	MOVQ         panels+48(FP), DI
+	VBROADCASTSS rowScale+40(FP), Y0
+	VBROADCASTSS rowZero+44(FP), Y1
+	XORQ         R8, R8
 
 panel:
-	VCVTDQ2PS (CX)(DI*1), Y1
-	VMULPS    (DX)(DI*1), Y0, Y2
-	VMULPS    Y2, Y1, Y1
-	VADDPS    (BX)(DI*1), Y1, Y1
-	VMOVUPS   Y1, (AX)(DI*1)
-	VCVTDQ2PS 32(CX)(DI*1), Y1
-	VMULPS    32(DX)(DI*1), Y0, Y2
-	VMULPS    Y2, Y1, Y1
-	VADDPS    32(BX)(DI*1), Y1, Y1
-	VMOVUPS   Y1, 32(AX)(DI*1)
-	ADDQ      $0x40, DI
-	DECQ      SI
+	VCVTDQ2PS (CX)(R8*1), Y2
+	VMULPS    (DX)(R8*1), Y0, Y3
+	VMULPS    Y3, Y2, Y2
+	VMULPS    (BX)(R8*1), Y1, Y3
+	VADDPS    Y3, Y2, Y2
+	VADDPS    (SI)(R8*1), Y2, Y2
+	VMOVUPS   Y2, (AX)(R8*1)
+	VCVTDQ2PS 32(CX)(R8*1), Y2
+	VMULPS    32(DX)(R8*1), Y0, Y3
+	VMULPS    Y3, Y2, Y2
+	VMULPS    32(BX)(R8*1), Y1, Y3
+	VADDPS    Y3, Y2, Y2
+	VADDPS    32(SI)(R8*1), Y2, Y2
+	VMOVUPS   Y2, 32(AX)(R8*1)
+	ADDQ      $0x40, R8
+	DECQ      DI
 	JNZ       panel
+	VZEROUPPER
+	RET
+
+// func boundsAVX2(x *float32, blocks int, low *[8]float32, high *[8]float32)
+// Requires: AVX
+TEXT ·boundsAVX2(SB), NOSPLIT, $0-32
+	MOVQ    x+0(FP), AX
+	MOVQ    low+16(FP), CX
+	MOVQ    high+24(FP), DX
+	VMOVUPS (CX), Y0
+	VMOVUPS (DX), Y1
+	VMOVUPS (CX), Y2
+	VMOVUPS (DX), Y3
+	MOVQ    blocks+8(FP), BX
+	XORQ    SI, SI
+
+block:
+	VMOVUPS (AX)(SI*1), Y4
+	VMINPS  Y4, Y0, Y0
+	VMAXPS  Y4, Y1, Y1
+	VMOVUPS 32(AX)(SI*1), Y4
+	VMINPS  Y4, Y2, Y2
+	VMAXPS  Y4, Y3, Y3
+	ADDQ    $0x40, SI
+	DECQ    BX
+	JNZ     block
+	VMINPS  Y2, Y0, Y0
+	VMAXPS  Y3, Y1, Y1
+	VMOVUPS Y0, (CX)
+	VMOVUPS Y1, (DX)
+	VZEROUPPER
+	RET
+
+// func quantizeAVX2(dst *int8, x *float32, blocks int, inverse float32, shift float32)
+// Requires: AVX, AVX2
+TEXT ·quantizeAVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         x+8(FP), CX
+	VBROADCASTSS inverse+24(FP), Y0
+	VBROADCASTSS shift+28(FP), Y1
+	MOVQ         blocks+16(FP), DX
+	XORQ         BX, BX
+
+block:
+	VMULPS       (CX)(BX*1), Y0, Y2
+	VADDPS       Y1, Y2, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       32(CX)(BX*1), Y0, Y3
+	VADDPS       Y1, Y3, Y3
+	VCVTPS2DQ    Y3, Y3
+	VPACKSSDW    Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VEXTRACTI128 $0x01, Y2, X3
+	VPACKSSWB    X3, X2, X2
+	VMOVDQU      X2, (AX)
+	ADDQ         $0x10, AX
+	ADDQ         $0x40, BX
+	DECQ         DX
+	JNZ          block
+	VZEROUPPER
+	RET
+
+DATA gelu<>+0(SB)/4, $0x3ecc4225
+DATA gelu<>+4(SB)/4, $0x3ecc4225
+DATA gelu<>+8(SB)/4, $0x3ecc4225
+DATA gelu<>+12(SB)/4, $0x3ecc4225
+DATA gelu<>+16(SB)/4, $0x3ecc4225
+DATA gelu<>+20(SB)/4, $0x3ecc4225
+DATA gelu<>+24(SB)/4, $0x3ecc4225
+DATA gelu<>+28(SB)/4, $0x3ecc4225
+DATA gelu<>+32(SB)/4, $0x3d09b4c9
+DATA gelu<>+36(SB)/4, $0x3d09b4c9
+DATA gelu<>+40(SB)/4, $0x3d09b4c9
+DATA gelu<>+44(SB)/4, $0x3d09b4c9
+DATA gelu<>+48(SB)/4, $0x3d09b4c9
+DATA gelu<>+52(SB)/4, $0x3d09b4c9
+DATA gelu<>+56(SB)/4, $0x3d09b4c9
+DATA gelu<>+60(SB)/4, $0x3d09b4c9
+DATA gelu<>+64(SB)/4, $0x3b991817
+DATA gelu<>+68(SB)/4, $0x3b991817
+DATA gelu<>+72(SB)/4, $0x3b991817
+DATA gelu<>+76(SB)/4, $0x3b991817
+DATA gelu<>+80(SB)/4, $0x3b991817
+DATA gelu<>+84(SB)/4, $0x3b991817
+DATA gelu<>+88(SB)/4, $0x3b991817
+DATA gelu<>+92(SB)/4, $0x3b991817
+DATA gelu<>+96(SB)/4, $0x392fd0e6
+DATA gelu<>+100(SB)/4, $0x392fd0e6
+DATA gelu<>+104(SB)/4, $0x392fd0e6
+DATA gelu<>+108(SB)/4, $0x392fd0e6
+DATA gelu<>+112(SB)/4, $0x392fd0e6
+DATA gelu<>+116(SB)/4, $0x392fd0e6
+DATA gelu<>+120(SB)/4, $0x392fd0e6
+DATA gelu<>+124(SB)/4, $0x392fd0e6
+DATA gelu<>+128(SB)/4, $0x36d8df96
+DATA gelu<>+132(SB)/4, $0x36d8df96
+DATA gelu<>+136(SB)/4, $0x36d8df96
+DATA gelu<>+140(SB)/4, $0x36d8df96
+DATA gelu<>+144(SB)/4, $0x36d8df96
+DATA gelu<>+148(SB)/4, $0x36d8df96
+DATA gelu<>+152(SB)/4, $0x36d8df96
+DATA gelu<>+156(SB)/4, $0x36d8df96
+DATA gelu<>+160(SB)/4, $0x32cba7c5
+DATA gelu<>+164(SB)/4, $0x32cba7c5
+DATA gelu<>+168(SB)/4, $0x32cba7c5
+DATA gelu<>+172(SB)/4, $0x32cba7c5
+DATA gelu<>+176(SB)/4, $0x32cba7c5
+DATA gelu<>+180(SB)/4, $0x32cba7c5
+DATA gelu<>+184(SB)/4, $0x32cba7c5
+DATA gelu<>+188(SB)/4, $0x32cba7c5
+DATA gelu<>+192(SB)/4, $0x3f800000
+DATA gelu<>+196(SB)/4, $0x3f800000
+DATA gelu<>+200(SB)/4, $0x3f800000
+DATA gelu<>+204(SB)/4, $0x3f800000
+DATA gelu<>+208(SB)/4, $0x3f800000
+DATA gelu<>+212(SB)/4, $0x3f800000
+DATA gelu<>+216(SB)/4, $0x3f800000
+DATA gelu<>+220(SB)/4, $0x3f800000
+DATA gelu<>+224(SB)/4, $0x3e807ad5
+DATA gelu<>+228(SB)/4, $0x3e807ad5
+DATA gelu<>+232(SB)/4, $0x3e807ad5
+DATA gelu<>+236(SB)/4, $0x3e807ad5
+DATA gelu<>+240(SB)/4, $0x3e807ad5
+DATA gelu<>+244(SB)/4, $0x3e807ad5
+DATA gelu<>+248(SB)/4, $0x3e807ad5
+DATA gelu<>+252(SB)/4, $0x3e807ad5
+DATA gelu<>+256(SB)/4, $0x3ce9c4e1
+DATA gelu<>+260(SB)/4, $0x3ce9c4e1
+DATA gelu<>+264(SB)/4, $0x3ce9c4e1
+DATA gelu<>+268(SB)/4, $0x3ce9c4e1
+DATA gelu<>+272(SB)/4, $0x3ce9c4e1
+DATA gelu<>+276(SB)/4, $0x3ce9c4e1
+DATA gelu<>+280(SB)/4, $0x3ce9c4e1
+DATA gelu<>+284(SB)/4, $0x3ce9c4e1
+DATA gelu<>+288(SB)/4, $0x3af61457
+DATA gelu<>+292(SB)/4, $0x3af61457
+DATA gelu<>+296(SB)/4, $0x3af61457
+DATA gelu<>+300(SB)/4, $0x3af61457
+DATA gelu<>+304(SB)/4, $0x3af61457
+DATA gelu<>+308(SB)/4, $0x3af61457
+DATA gelu<>+312(SB)/4, $0x3af61457
+DATA gelu<>+316(SB)/4, $0x3af61457
+DATA gelu<>+320(SB)/4, $0x389af973
+DATA gelu<>+324(SB)/4, $0x389af973
+DATA gelu<>+328(SB)/4, $0x389af973
+DATA gelu<>+332(SB)/4, $0x389af973
+DATA gelu<>+336(SB)/4, $0x389af973
+DATA gelu<>+340(SB)/4, $0x389af973
+DATA gelu<>+344(SB)/4, $0x389af973
+DATA gelu<>+348(SB)/4, $0x389af973
+DATA gelu<>+352(SB)/4, $0x35a59027
+DATA gelu<>+356(SB)/4, $0x35a59027
+DATA gelu<>+360(SB)/4, $0x35a59027
+DATA gelu<>+364(SB)/4, $0x35a59027
+DATA gelu<>+368(SB)/4, $0x35a59027
+DATA gelu<>+372(SB)/4, $0x35a59027
+DATA gelu<>+376(SB)/4, $0x35a59027
+DATA gelu<>+380(SB)/4, $0x35a59027
+DATA gelu<>+384(SB)/4, $0x40a80000
+DATA gelu<>+388(SB)/4, $0x40a80000
+DATA gelu<>+392(SB)/4, $0x40a80000
+DATA gelu<>+396(SB)/4, $0x40a80000
+DATA gelu<>+400(SB)/4, $0x40a80000
+DATA gelu<>+404(SB)/4, $0x40a80000
+DATA gelu<>+408(SB)/4, $0x40a80000
+DATA gelu<>+412(SB)/4, $0x40a80000
+DATA gelu<>+416(SB)/4, $0xc0a80000
+DATA gelu<>+420(SB)/4, $0xc0a80000
+DATA gelu<>+424(SB)/4, $0xc0a80000
+DATA gelu<>+428(SB)/4, $0xc0a80000
+DATA gelu<>+432(SB)/4, $0xc0a80000
+DATA gelu<>+436(SB)/4, $0xc0a80000
+DATA gelu<>+440(SB)/4, $0xc0a80000
+DATA gelu<>+444(SB)/4, $0xc0a80000
+DATA gelu<>+448(SB)/4, $0x3f000000
+DATA gelu<>+452(SB)/4, $0x3f000000
+DATA gelu<>+456(SB)/4, $0x3f000000
+DATA gelu<>+460(SB)/4, $0x3f000000
+DATA gelu<>+464(SB)/4, $0x3f000000
+DATA gelu<>+468(SB)/4, $0x3f000000
+DATA gelu<>+472(SB)/4, $0x3f000000
+DATA gelu<>+476(SB)/4, $0x3f000000
+GLOBL gelu<>(SB), RODATA|NOPTR, $480
+
+// func geluAVX2(x *float32, blocks int)
+// Requires: AVX
+TEXT ·geluAVX2(SB), NOSPLIT, $0-16
+	MOVQ x+0(FP), AX
+	LEAQ gelu<>+0(SB), CX
+	MOVQ blocks+8(FP), DX
+	XORQ BX, BX
+
+block:
+	VMOVUPS (AX)(BX*1), Y0
+	VMINPS  384(CX), Y0, Y1
+	VMAXPS  416(CX), Y1, Y1
+	VMULPS  Y1, Y1, Y2
+	VMOVUPS 160(CX), Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  128(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  96(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  64(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  32(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  (CX), Y3, Y3
+	VMOVUPS 352(CX), Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  320(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  288(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  256(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  224(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  192(CX), Y4, Y4
+	VDIVPS  Y4, Y3, Y3
+	VMULPS  Y1, Y3, Y3
+	VADDPS  448(CX), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VCMPPS  $0x0e, 416(CX), Y0, Y4
+	VANDPS  Y4, Y3, Y3
+	VMOVUPS Y3, (AX)(BX*1)
+	VMOVUPS 32(AX)(BX*1), Y0
+	VMINPS  384(CX), Y0, Y1
+	VMAXPS  416(CX), Y1, Y1
+	VMULPS  Y1, Y1, Y2
+	VMOVUPS 160(CX), Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  128(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  96(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  64(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  32(CX), Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VADDPS  (CX), Y3, Y3
+	VMOVUPS 352(CX), Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  320(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  288(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  256(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  224(CX), Y4, Y4
+	VMULPS  Y2, Y4, Y4
+	VADDPS  192(CX), Y4, Y4
+	VDIVPS  Y4, Y3, Y3
+	VMULPS  Y1, Y3, Y3
+	VADDPS  448(CX), Y3, Y3
+	VMULPS  Y0, Y3, Y3
+	VCMPPS  $0x0e, 416(CX), Y0, Y4
+	VANDPS  Y4, Y3, Y3
+	VMOVUPS Y3, 32(AX)(BX*1)
+	ADDQ    $0x40, BX
+	DECQ    DX
+	JNZ     block
 	VZEROUPPER
 	RET

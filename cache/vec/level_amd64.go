@@ -152,17 +152,46 @@ func tile512(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
 	}
 }
 
-func (l level) scale(dst []float32, sums []int32, scale, bias []float32, rowScale float32) {
+func (l level) scale(dst []float32, sums []int32, c Columns, rowScale, rowZero float32) {
 	whole := len(dst) / panelN
 	if l == plain || whole == 0 {
-		scaleGo(dst, sums, scale, bias, rowScale)
+		scaleGo(dst, sums, c, rowScale, rowZero)
 		return
 	}
 	if l == avx512 {
-		scaleAVX512(&dst[0], &sums[0], &scale[0], &bias[0], rowScale, whole)
+		scaleAVX512(&dst[0], &sums[0], &c.Scale[0], &c.Sum[0], &c.Bias[0], rowScale, rowZero, whole)
 	} else {
-		scaleAVX2(&dst[0], &sums[0], &scale[0], &bias[0], rowScale, whole)
+		scaleAVX2(&dst[0], &sums[0], &c.Scale[0], &c.Sum[0], &c.Bias[0], rowScale, rowZero, whole)
 	}
 	done := whole * panelN
-	scaleGo(dst[done:], sums[done:], scale[done:], bias[done:], rowScale)
+	scaleGo(dst[done:], sums[done:], c.cut(done, len(dst)), rowScale, rowZero)
+}
+
+// The kernels of layers take whole blocks; they give how many numbers those have.
+
+func (l level) boundsBlocks(x []float32, low, high *[8]float32) (done int) {
+	blocks := len(x) / block
+	if l == plain || blocks == 0 {
+		return 0
+	}
+	boundsAVX2(&x[0], blocks, low, high)
+	return blocks * block
+}
+
+func (l level) quantizeBlocks(dst []int8, x []float32, inverse, shift float32) (done int) {
+	blocks := len(x) / block
+	if l == plain || blocks == 0 {
+		return 0
+	}
+	quantizeAVX2(&dst[0], &x[0], blocks, inverse, shift)
+	return blocks * block
+}
+
+func (l level) geluBlocks(x []float32) (done int) {
+	blocks := len(x) / block
+	if l == plain || blocks == 0 {
+		return 0
+	}
+	geluAVX2(&x[0], blocks)
+	return blocks * block
 }

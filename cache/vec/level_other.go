@@ -16,6 +16,10 @@ func (level) tile(tile *sumsOfTile, x []int8, w []uint8, sums []int32, k int) {
 	tileGo(tile, x, w, sums, k)
 }
 
-func (level) scale(dst []float32, sums []int32, scale, bias []float32, rowScale float32) {
-	scaleGo(dst, sums, scale, bias, rowScale)
+func (level) scale(dst []float32, sums []int32, c Columns, rowScale, rowZero float32) {
+	scaleGo(dst, sums, c, rowScale, rowZero)
 }
+
+func (level) boundsBlocks([]float32, *[8]float32, *[8]float32) (done int)   { return 0 }
+func (level) quantizeBlocks([]int8, []float32, float32, float32) (done int) { return 0 }
+func (level) geluBlocks([]float32) (done int)                               { return 0 }

@@ -50,24 +50,40 @@ func (p *Packed) Mul(dst []int32, x []int8, t int) {
 	present.mul(p, x, t, &product{sums: dst})
 }
 
-// Linear is Mul with numbers for the sums, a layer of a model:
+// Rows says what the numbers of each row of x are worth: Scale·x + Zero.
+type Rows struct{ Scale, Zero []float32 }
+
+// Columns says of each row of the packed matrix, a column of the result, what its numbers are worth,
+// Scale·w; their sum, Scale·Σw; and what is added.
+type Columns struct{ Scale, Sum, Bias []float32 }
+
+func (c Columns) cut(from, end int) Columns {
+	return Columns{c.Scale[from:end], c.Sum[from:end], c.Bias[from:end]}
+}
+
+// Linear is Mul with what the sums are worth, a layer of a model:
 //
-//	dst[i*n+j] = sum · (xScale[i] · scale[j]) + bias[j]
+//	dst[i*n+j] = (sum · (rows.Scale[i] · columns.Scale[j]) + rows.Zero[i] · columns.Sum[j]) + columns.Bias[j]
 //
-// with every step rounded to float32, so that all machines have the same. xScale is one for each of
-// the t rows of x, scale and bias are one for each of the n columns.
-func (p *Packed) Linear(dst []float32, x []int8, xScale, scale, bias []float32) {
-	t := len(xScale)
-	if len(x) != t*p.k || len(dst) != t*p.n || len(scale) != p.n || len(bias) != p.n {
-		panic("vec: Linear wants rows of k, room for as many rows of n, and n scales and biases")
+// with every step rounded to float32, so that all machines have the same. There are as many rows as
+// scales of them.
+func (p *Packed) Linear(dst []float32, x []int8, rows Rows, columns Columns) {
+	t := len(rows.Scale)
+	if len(x) != t*p.k || len(dst) != t*p.n || len(rows.Zero) != t {
+		panic("vec: Linear wants rows of k, room for as many rows of n, and a scale and a zero for each")
 	}
-	present.mul(p, x, t, &product{numbers: dst, xScale: xScale, scale: scale, bias: bias})
+	if len(columns.Scale) != p.n || len(columns.Sum) != p.n || len(columns.Bias) != p.n {
+		panic("vec: Linear wants a scale, a sum and a bias for each of n columns")
+	}
+	present.mul(p, x, t, &product{numbers: dst, rows: rows, columns: columns})
 }
 
 // product is where the result goes: sums, or numbers with their scales.
 type product struct {
-	sums                         []int32
-	numbers, xScale, scale, bias []float32
+	sums    []int32
+	numbers []float32
+	rows    Rows
+	columns Columns
 }
 
 const (
@@ -115,7 +131,7 @@ func (l level) put(p *Packed, to *product, tile *sumsOfTile, row, rows, col, col
 			copy(to.sums[at:], sums)
 			continue
 		}
-		l.scale(to.numbers[at:][:n], sums, to.scale[col:][:n], to.bias[col:][:n], to.xScale[row+i])
+		l.scale(to.numbers[at:][:n], sums, to.columns.cut(col, col+n), to.rows.Scale[row+i], to.rows.Zero[row+i])
 	}
 }
 
@@ -138,10 +154,11 @@ func tileGo(tile *sumsOfTile, x []int8, w []uint8, sums []int32, k int) {
 	}
 }
 
-func scaleGo(dst []float32, sums []int32, scale, bias []float32, rowScale float32) {
+// scaleGo rounds every step: a product that is converted is never fused with a sum.
+func scaleGo(dst []float32, sums []int32, c Columns, rowScale, rowZero float32) {
 	for i, sum := range sums {
-		both := rowScale * scale[i]
-		scaled := float32(float32(sum) * both) // rounded: never fused with the sum
-		dst[i] = scaled + bias[i]
+		scaled := float32(float32(sum) * float32(rowScale*c.Scale[i]))
+		shifted := float32(scaled + float32(rowZero*c.Sum[i]))
+		dst[i] = shifted + c.Bias[i]
 	}
 }

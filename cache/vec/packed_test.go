@@ -27,10 +27,11 @@ func checkMul(t *testing.T, r *rand.Rand, rows, n, k int) {
 	if gotN, gotK := p.Shape(); gotN != n || gotK != k {
 		t.Errorf("packed %d × %d, has %d × %d", n, k, gotN, gotK)
 	}
-	xScale, scale, bias := floats(r, rows), floats(r, n), floats(r, n)
+	scales := Rows{floats(r, rows), floats(r, rows)}
+	columns := Columns{floats(r, n), floats(r, n), floats(r, n)}
 	numbers := make([]float32, rows*n)
 	for i := range want {
-		scaleGo(numbers[i:i+1], want[i:i+1], scale[i%n:][:1], bias[i%n:][:1], xScale[i/n])
+		scaleGo(numbers[i:i+1], want[i:i+1], columns.cut(i%n, i%n+1), scales.Scale[i/n], scales.Zero[i/n])
 	}
 	for _, l := range levels() {
 		got := make([]int32, rows*n)
@@ -39,7 +40,7 @@ func checkMul(t *testing.T, r *rand.Rand, rows, n, k int) {
 			t.Fatalf("%s: %d rows by %d × %d is not what the reference says", l, rows, n, k)
 		}
 		linear := make([]float32, rows*n)
-		l.mul(p, x, rows, &product{numbers: linear, xScale: xScale, scale: scale, bias: bias})
+		l.mul(p, x, rows, &product{numbers: linear, rows: scales, columns: columns})
 		if !slices.Equal(linear, numbers) {
 			t.Fatalf("%s: %d rows by %d × %d: the numbers are not those of plain Go", l, rows, n, k)
 		}
@@ -66,20 +67,22 @@ func FuzzMul(f *testing.F) {
 
 func TestShapesThatDoNotFitPanic(t *testing.T) {
 	p := Pack(make([]int8, 8), 2, 4)
+	one, two := make([]float32, 1), make([]float32, 2)
 	for name, f := range map[string]func(){
-		"Dot":          func() { Dot(make([]float32, 3), make([]float32, 4)) },
-		"Dots":         func() { Dots(make([]float32, 2), make([]float32, 4), make([]float32, 7)) },
-		"DotsAt, ids":  func() { DotsAt(make([]float32, 2), make([]float32, 4), make([]float32, 8), make([]uint32, 1)) },
-		"DotsAt, base": func() { DotsAt(make([]float32, 1), make([]float32, 4), make([]float32, 7), []uint32{1}) },
-		"DotI8":        func() { DotI8(make([]int8, 3), make([]int8, 4)) },
-		"DotsI8":       func() { DotsI8(make([]int32, 2), make([]int8, 4), make([]int8, 7)) },
-		"DotsAtI8":     func() { DotsAtI8(make([]int32, 1), make([]int8, 4), make([]int8, 4), []uint32{1}) },
-		"Pack, not 4":  func() { Pack(make([]int8, 6), 1, 6) },
-		"Pack, size":   func() { Pack(make([]int8, 6), 1, 4) },
-		"Mul":          func() { p.Mul(make([]int32, 2), make([]int8, 8), 1) },
-		"Linear, few scales": func() {
-			p.Linear(make([]float32, 2), make([]int8, 4), make([]float32, 1), make([]float32, 1), make([]float32, 2))
-		},
+		"Dot":             func() { Dot(make([]float32, 3), make([]float32, 4)) },
+		"Dots":            func() { Dots(make([]float32, 2), make([]float32, 4), make([]float32, 7)) },
+		"DotsAt, ids":     func() { DotsAt(make([]float32, 2), make([]float32, 4), make([]float32, 8), make([]uint32, 1)) },
+		"DotsAt, base":    func() { DotsAt(make([]float32, 1), make([]float32, 4), make([]float32, 7), []uint32{1}) },
+		"DotI8":           func() { DotI8(make([]int8, 3), make([]int8, 4)) },
+		"DotsI8":          func() { DotsI8(make([]int32, 2), make([]int8, 4), make([]int8, 7)) },
+		"DotsAtI8":        func() { DotsAtI8(make([]int32, 1), make([]int8, 4), make([]int8, 4), []uint32{1}) },
+		"Pack, not 4":     func() { Pack(make([]int8, 6), 1, 6) },
+		"Pack, size":      func() { Pack(make([]int8, 6), 1, 4) },
+		"Mul":             func() { p.Mul(make([]int32, 2), make([]int8, 8), 1) },
+		"Linear, rows":    func() { p.Linear(make([]float32, 2), make([]int8, 4), Rows{one, nil}, Columns{two, two, two}) },
+		"Linear, columns": func() { p.Linear(make([]float32, 2), make([]int8, 4), Rows{one, one}, Columns{two, two, one}) },
+		"QuantizeI8":      func() { QuantizeI8(make([]int8, 1), two) },
+		"of nothing":      func() { QuantizeI8(nil, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -97,7 +100,9 @@ func TestNothingIsAllocated(t *testing.T) {
 	p := Pack(bytes8(r, 64*32), 64, 32)
 	x, dst, one := bytes8(r, 32), make([]float32, 64), make([]float32, 64)
 	if n := testing.AllocsPerRun(100, func() {
-		p.Linear(dst, x, one[:1], one, one)
+		p.Linear(dst, x, Rows{one[:1], one[:1]}, Columns{one, one, one})
+		QuantizeI8(x, dst[:len(x)])
+		Gelu(dst)
 		Dots(dst[:1], one, dst)
 		Dot(one, dst)
 	}); n != 0 {

@@ -28,6 +28,10 @@ func main() {
 	}
 	scale("scaleAVX512", func() reg.VecVirtual { return build.ZMM() }, 64)
 	scale("scaleAVX2", func() reg.VecVirtual { return build.YMM() }, 32)
+	bounds("boundsAVX2")
+	quantize("quantizeAVX2")
+	geluConstants()
+	gelu("geluAVX2")
 	build.Generate()
 }
 

@@ -180,22 +180,20 @@ func mul256(rows int) {
 }
 
 // scale makes numbers of the sums of one row of a product, 16 at a time:
-// dst[i] = float(sums[i]) · (rowScale · scale[i]) + bias[i], each step rounded, so that plain Go has the same.
+// dst[i] = (float(sums[i]) · (rowScale · scale[i]) + rowZero · sum[i]) + bias[i], each step rounded, so that plain Go has the same.
 func scale(name string, vector func() reg.VecVirtual, bytes int) {
-	build.TEXT(name, build.NOSPLIT, "func(dst *float32, sums *int32, scale, bias *float32, rowScale float32, panels int)")
+	build.TEXT(name, build.NOSPLIT, "func(dst *float32, sums *int32, scale, sum, bias *float32, rowScale, rowZero float32, panels int)")
 	build.Pragma("noescape")
 	build.Doc(name + " makes numbers of the sums of a row of panels of 16.")
 	dst := build.Load(build.Param("dst"), build.GP64())
 	sums := build.Load(build.Param("sums"), build.GP64())
 	scale := build.Load(build.Param("scale"), build.GP64())
+	sum := build.Load(build.Param("sum"), build.GP64())
 	bias := build.Load(build.Param("bias"), build.GP64())
 	panels := build.Load(build.Param("panels"), build.GP64())
-	row, v, s := vector(), vector(), vector()
-	rowScale, err := build.Param("rowScale").Resolve()
-	if err != nil {
-		panic(err)
-	}
-	build.VBROADCASTSS(rowScale.Addr, row)
+	row, zero, v, s := vector(), vector(), vector(), vector()
+	broadcast("rowScale", row)
+	broadcast("rowZero", zero)
 	offset := build.GP64()
 	build.XORQ(offset, offset)
 	build.Label("panel")
@@ -203,6 +201,8 @@ func scale(name string, vector func() reg.VecVirtual, bytes int) {
 		build.VCVTDQ2PS(at(sums, offset, i), v)
 		build.VMULPS(at(scale, offset, i), row, s)
 		build.VMULPS(s, v, v)
+		build.VMULPS(at(sum, offset, i), zero, s)
+		build.VADDPS(s, v, v)
 		build.VADDPS(at(bias, offset, i), v, v)
 		build.VMOVUPS(v, at(dst, offset, i))
 	}
@@ -211,4 +211,13 @@ func scale(name string, vector func() reg.VecVirtual, bytes int) {
 	build.JNZ(operand.LabelRef("panel"))
 	build.VZEROUPPER()
 	build.RET()
+}
+
+// broadcast has a parameter in all lanes.
+func broadcast(param string, to reg.VecVirtual) {
+	p, err := build.Param(param).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	build.VBROADCASTSS(p.Addr, to)
 }
