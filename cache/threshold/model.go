@@ -9,123 +9,174 @@ import (
 // weights of a logistic model: logit = w·(1, s, vote).
 type weights [3]float64
 
+func (w *weights) logit(s, vote float64) float64 { return w[0] + w[1]*s + w[2]*vote }
+
+// priorWeights are what a surface begins with, until it has labels of its own.
+func priorWeights() weights { return weights{-2.5, 4, 0.7} }
+
+// Chosen by replays of the training parts of banking77 and clinc150, which hardly depend on any of them; see DESIGN.md.
+const (
+	voteTemperature = 0.10 // how fast a neighbour's voice fades with its distance from the candidate
+	background      = 0.20 // the similarity of a neighbour that always speaks against
+	priorPrecision  = 2.0  // of each weight
+	entryVariance   = 1.0  // of an entry's own deviation, in logits
+	minLabels       = 40   // among what would be served, before anything is
+	pseudoWrong     = 2.0  // wrong labels that count for the model's own word on how many there are
+	cutConfidence   = 0.9  // of the bound at the cut
+	leastWrong      = 0.01 // the share of wrong ones that the weights may go down to: what they say of the far end is a guess
+	maxFitSteps     = 12   // of Newton's method, which takes some five
+)
+
 // model is what a pool has learned.
 type model struct {
 	weights weights
 	labels  int
 	cut     float64 // the least logit of a hit; +Inf: none is known
-	upper   float64 // upper bound of the share of wrong ones among hits at that cut
+	upper   float64 // bound of the share of wrong ones among hits at that cut
+	excess  float64 // how many times as many wrong ones there may be as the weights say, at most
 }
-
-func (w *weights) logit(s, vote float64) float64 { return w[0] + w[1]*s + w[2]*vote }
-
-// Tuned on the training parts of banking77 and clinc150; see DESIGN.md.
-const (
-	voteTemperature = 0.10 // how fast a neighbour's vote fades with its distance from the candidate
-	background      = 0.20 // the similarity of a neighbour that always votes against
-	priorWeight     = 2.0  // precision of the prior of the weights
-	pseudo          = 2.0  // wrong labels that the model's word counts for, beside those of the region
-	minLabels       = 40   // in a region, before anything of it is served
-	cutConfidence   = 0.9  // of the bound at the cut
-	entryVariance   = 1.0  // of an entry's own deviation, in logits
-)
-
-func priorWeights() weights { return weights{-2.5, 4, 0.7} }
 
 // vote is how strongly the neighbours speak for the candidate's answer, as log odds: each has a voice that fades with
 // its distance, and there is a faint one against, so that an entry without neighbours is not unanimous.
 func vote(e *Evidence) float64 {
-	same, other := 1.0, math.Exp((background-e.Similarity)/voteTemperature)
-	candidate := false
-	for i, n := range e.Neighbors {
-		if i == MaxNeighbors {
-			break
-		}
-		if !candidate && n.Answer == e.Answer && n.Similarity == e.Similarity {
-			candidate = true // its voice is the 1
-			continue
-		}
-		v := math.Exp((min(n.Similarity, 1) - e.Similarity) / voteTemperature)
+	same, other, candidate := 0.0, math.Exp((background-e.Similarity)/voteTemperature), false
+	for _, n := range e.Neighbors[:min(len(e.Neighbors), MaxNeighbors)] {
+		voice := math.Exp((min(n.Similarity, 1) - e.Similarity) / voteTemperature)
 		if n.Answer == e.Answer {
-			same += v
+			same += voice
+			candidate = candidate || n.Similarity == e.Similarity
 		} else {
-			other += v
+			other += voice
 		}
+	}
+	if !candidate { // who did not list it means it all the same
+		same++
 	}
 	return math.Log(same / other)
 }
 
-// fitModel fits the weights by penalised maximum likelihood and finds the cut.
+// evidence is a cell with its counts.
+type evidence struct {
+	s, vote float64
+	n       count
+	logit   float64
+}
+
+// fitModel fits the weights to the counts and finds the cut for the two bounds.
 func fitModel(k sketch, hitBound, bound float64) model {
-	m := model{weights: priorWeights(), cut: math.Inf(1), upper: 1}
-	type row struct {
-		x     [3]float64
-		n     count
-		logit float64
-	}
-	rows := make([]row, 0, len(k))
+	m := model{weights: priorWeights(), cut: math.Inf(1), upper: 1, excess: math.Inf(1)}
+	rows := make([]evidence, 0, len(k))
 	for c, n := range k {
 		s, v := c.middle()
-		rows = append(rows, row{x: [3]float64{1, s, v}, n: n})
+		rows = append(rows, evidence{s: s, vote: v, n: n})
 		m.labels += int(n.labelled)
 	}
-	slices.SortFunc(rows, func(a, b row) int { return cmp.Or(cmp.Compare(a.x[1], b.x[1]), cmp.Compare(a.x[2], b.x[2])) }) // sums must not depend on a map's order
 	if m.labels < minLabels {
 		return m
 	}
-	prior := m.weights
-	for range 12 {
-		var g weights
-		var h [3][3]float64
-		for i := range g {
-			g[i], h[i][i] = priorWeight*(prior[i]-m.weights[i]), priorWeight
-		}
-		for r := range rows {
-			x, n := &rows[r].x, &rows[r].n
-			if n.labelled == 0 {
-				continue
-			}
-			p := logistic(m.weights.logit(x[1], x[2]))
-			d, w := float64(n.same)-float64(n.labelled)*p, float64(n.labelled)*p*(1-p)
-			for i := range g {
-				g[i] += d * x[i]
-				for j := range g {
-					h[i][j] += w * x[i] * x[j]
-				}
-			}
-		}
-		step := solve(h, g)
-		for i := range step {
-			m.weights[i] += step[i]
-		}
-		if math.Abs(step[0])+math.Abs(step[1])+math.Abs(step[2]) < 1e-9 {
-			break
-		}
-	}
-	m.weights[1], m.weights[2] = max(m.weights[1], 0), max(m.weights[2], 0) // more similar is never worse
-	var all float64
+	slices.SortFunc(rows, func(a, b evidence) int { return cmp.Or(cmp.Compare(a.s, b.s), cmp.Compare(a.vote, b.vote)) }) // sums must not depend on a map's order
+	m.weights.fit(rows)
 	for i := range rows {
-		rows[i].logit = m.weights.logit(rows[i].x[1], rows[i].x[2])
-		all += float64(rows[i].n.seen)
+		rows[i].logit = m.weights.logit(rows[i].s, rows[i].vote)
 	}
-	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Compare(b.logit, a.logit) })
-	var seen, mass, labelled, wrong, expected float64
+	slices.SortStableFunc(rows, func(a, b evidence) int { return cmp.Compare(b.logit, a.logit) })
+	m.findCut(rows, hitBound, bound)
+	return m
+}
+
+// fit maximises the likelihood of the labels under a normal prior, by Newton's method with steps that are halved while
+// they lead down.
+func (w *weights) fit(rows []evidence) {
+	prior := *w
+	worth := func(w *weights) (sum float64) {
+		for i := range w {
+			sum -= priorPrecision / 2 * (w[i] - prior[i]) * (w[i] - prior[i])
+		}
+		for i := range rows {
+			z, n := w.logit(rows[i].s, rows[i].vote), &rows[i].n
+			sum += float64(n.same)*z - float64(n.labelled)*softplus(z)
+		}
+		return sum
+	}
+	at := worth(w)
+	for range maxFitSteps {
+		step := w.climb(rows, &prior)
+		next, size := *w, 1.0
+		for ; size > 1e-3; size /= 2 {
+			for i := range next {
+				next[i] = w[i] + size*step[i]
+			}
+			if worth(&next) > at {
+				break
+			}
+		}
+		now := worth(&next)
+		if !(now > at+1e-9) {
+			break // the top, or as near as rounding lets one come
+		}
+		*w, at = next, now
+	}
+	w[1], w[2] = max(w[1], 0), max(w[2], 0) // what is more similar is never worse
+}
+
+// climb is Newton's step.
+func (w *weights) climb(rows []evidence, prior *weights) weights {
+	var g weights
+	var h [3][3]float64
+	for i := range g {
+		g[i], h[i][i] = priorPrecision*(prior[i]-w[i]), priorPrecision
+	}
+	for r := range rows {
+		n := float64(rows[r].n.labelled)
+		if n == 0 {
+			continue
+		}
+		x := weights{1, rows[r].s, rows[r].vote}
+		p := logistic(w.logit(rows[r].s, rows[r].vote))
+		rest, weight := float64(rows[r].n.same)-n*p, n*p*(1-p)
+		for i := range g {
+			g[i] += rest * x[i]
+			for j := range g {
+				h[i][j] += weight * x[i] * x[j]
+			}
+		}
+	}
+	return solve(h, g)
+}
+
+// findCut finds the lowest logit from which on, over all that was seen above it, at most hitBound are wrong, and at most
+// bound of all requests; rows come with the highest first. What is above a cut was labelled more often near it than far
+// above, where most was served: so the share of wrong ones among labels would be too great. It is taken from the weights
+// instead, over what was seen, times how many more wrong ones there were among labels than the weights say: that
+// with a bound, as of a Poisson count with a gamma prior.
+func (m *model) findCut(rows []evidence, hitBound, bound float64) {
+	var all, seen, wrongSeen, labelled, wrong, expected float64
 	for _, r := range rows {
-		q := logistic(-r.logit)
+		all += float64(r.n.seen)
+	}
+	for i, r := range rows {
+		q := max(logistic(-r.logit), leastWrong)
 		seen += float64(r.n.seen)
-		mass += float64(r.n.seen) * q
+		wrongSeen += float64(r.n.seen) * q
 		labelled += float64(r.n.labelled)
 		wrong += float64(r.n.labelled - r.n.same)
 		expected += float64(r.n.labelled) * q
-		if labelled < minLabels || seen == 0 {
+		if labelled < minLabels || seen == 0 || i+1 < len(rows) && rows[i+1].logit == r.logit {
 			continue
 		}
-		upper := gammaQuantile(cutConfidence, pseudo+wrong) / (pseudo + expected) * mass / seen
-		if upper <= hitBound && upper*seen <= bound*all {
-			m.cut, m.upper = r.logit, upper
+		excess := gammaQuantile(cutConfidence, pseudoWrong+wrong) / (pseudoWrong + expected)
+		if upper := excess * wrongSeen / seen; upper <= hitBound && upper*seen <= bound*all {
+			m.cut, m.upper, m.excess = r.logit, upper, excess
 		}
 	}
-	return m
+}
+
+// confidence is a lower bound of the probability that an answer of that logit is right.
+func (m *model) confidence(logit float64) float64 {
+	if math.IsInf(m.excess, 1) {
+		return 0
+	}
+	return max(0, 1-m.excess*max(logistic(-logit), leastWrong))
 }
 
 // solve is h⁻¹g of a positive definite matrix.
@@ -148,16 +199,24 @@ func solve(h [3][3]float64, g weights) weights {
 	return g
 }
 
-// deviation is how much the entry is better (> 0) or worse than the pool makes it, in logits: the mode of its posterior.
-func (o *Observations) deviation2(w *weights) (u float64) {
+// gammaQuantile is the p-quantile of a gamma distribution of that shape and rate 1, by Wilson and Hilferty's cube.
+func gammaQuantile(p, shape float64) float64 {
+	x := 1 - 1/(9*shape) + normalQuantile(p)/(3*math.Sqrt(shape))
+	return shape * x * x * x
+}
+
+// lean is how much an entry is better (> 0) or worse than the surface makes it, in logits, given what was observed of it:
+// the mode of its posterior where that is worse, and what it is better by for sure, by one deviation, otherwise.
+func (o *Observations) lean(w *weights) float64 {
 	if o.Len() == 0 {
 		return 0
 	}
-	for range 8 {
-		g, h := -u/entryVariance, 1/entryVariance
+	u, h := 0.0, 0.0
+	for range maxFitSteps {
+		g := -u / entryVariance
+		h = 1 / entryVariance
 		for _, x := range o.all {
-			s, v := Cell(x.cell).middle()
-			p := logistic(w.logit(s, v) + u)
+			p := logistic(w.logit(Cell(x.cell).middle()) + u)
 			if x.same {
 				g++
 			}
@@ -165,15 +224,9 @@ func (o *Observations) deviation2(w *weights) (u float64) {
 			h += p * (1 - p)
 		}
 		u += g / h
-		if math.Abs(g/h) < 1e-6 {
+		if math.Abs(g) < 1e-6*h {
 			break
 		}
 	}
-	return u
-}
-
-// gammaQuantile is the p-quantile of a gamma distribution of that shape and rate 1, by Wilson and Hilferty's cube.
-func gammaQuantile(p, shape float64) float64 {
-	x := 1 - 1/(9*shape) + normalQuantile(p)/(3*math.Sqrt(shape))
-	return shape * max(x, 0) * x * x
+	return min(u, max(0, u-1/math.Sqrt(h)))
 }

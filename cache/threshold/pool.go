@@ -92,7 +92,7 @@ func (p *Pool) Add(c Cell, same bool) {
 }
 
 func (p *Pool) count(c Cell, n count) {
-	if c >= cells {
+	if p == nil || c >= cells {
 		return
 	}
 	p.mu.Lock()

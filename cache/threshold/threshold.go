@@ -137,9 +137,9 @@ func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
 		d.Action, d.Why = Explore, "the entry's observations do not bear it"
 	default:
 		m := e.Pool.current(p.HitErrorBound, p.ErrorBound)
-		z := m.weights.logit(e.Similarity, v) + e.Own.deviation2(&m.weights)
+		z := m.weights.logit(e.Similarity, v) + e.Own.lean(&m.weights)
 		would = z >= m.cut
-		d.Threshold, d.Confidence = logistic(m.cut), logistic(z)
+		d.Threshold, d.Confidence = logistic(m.cut), m.confidence(z)
 		d.Action, d.Why = Explore, "not surely the same answer"
 	}
 	if !would {
