@@ -44,7 +44,8 @@ type fresh struct {
 	text    string
 	vector  []float32
 	entry   *cache.Entry // its Age is that of the answer
-	class   uint64       // which answer it is: entries with one answer have one class
+	class   uint64       // which answer it is: entries with one answer have one class; 0: to be found out
+	not     uint64       // a class that it is known not to be of
 	answer  uint64       // hash of the normalised answer; 0: unknown
 	meaning []int8       // vector of the answer; empty: unknown
 	answers float64      // the similarity from which two such say the same

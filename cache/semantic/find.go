@@ -237,9 +237,13 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 	if e != nil && e.p.place != l.place {
 		e = nil
 	}
-	class := uint64(0)
-	if e != nil && l.label.Known && l.label.Same {
+	class, not := uint64(0), uint64(0)
+	switch {
+	case e == nil || !l.label.Known:
+	case l.label.Same:
 		class = e.class
+	default:
+		not = e.class
 	}
 	p := s.partitions[l.place.key]
 	id := s.cfg.rand.Uint64()
@@ -258,7 +262,7 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 	kept := *l.entry
 	kept.Age = l.age(now)
 	return s.insert(now, &l.place, &l.policy, &fresh{
-		id: id, text: l.text, vector: l.vector, entry: &kept, class: class, answer: l.label.AnswerHash,
+		id: id, text: l.text, vector: l.vector, entry: &kept, class: class, not: not, answer: l.label.AnswerHash,
 		meaning: quantised(l.label.AnswerVector), answers: l.label.Answers,
 	}, false)
 }

@@ -24,6 +24,7 @@ type metrics struct {
 	probes     *prometheus.CounterVec
 	lost       *prometheus.CounterVec
 	malformed  prometheus.Counter
+	tripped    prometheus.Gauge
 
 	mu      sync.Mutex
 	tenants map[string]struct{} // that have a label
@@ -55,12 +56,15 @@ func newMetrics(r prometheus.Registerer, c *Cache) (*metrics, error) {
 		malformed: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headgate_semantic_malformed_total", Help: "Messages of other nodes that were refused.",
 		}),
+		tripped: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "headgate_semantic_tripped", Help: "Surfaces of tenants that exceed their budget for wrong answers, as this node sees it: they serve no similar questions.",
+		}),
 		tenants: map[string]struct{}{},
 	}
 	if r == nil {
 		return m, nil
 	}
-	for _, x := range [...]prometheus.Collector{m.seconds, m.decisions, m.labels, m.similarity, m.probes, m.lost, m.malformed, collector{c}} {
+	for _, x := range [...]prometheus.Collector{m.seconds, m.decisions, m.labels, m.similarity, m.probes, m.lost, m.malformed, m.tripped, collector{c}} {
 		if err := r.Register(x); err != nil {
 			return nil, err
 		}

@@ -100,7 +100,8 @@ func (c *Cache) hand(ctx context.Context, address string, pl place, batch []hand
 	defer cancel()
 	stream, err := cl.Move(bounded)
 	if err == nil {
-		m := &pb.MoveRequest{Place: pl.encode()}
+		pol := c.shard.policyOf(pl.scope())
+		m := &pb.MoveRequest{Place: pl.encode(), Policy: encodePolicy(&pol)}
 		for i := range batch {
 			m.Entry = batch[i].encode()
 			size += batch[i].size()

@@ -337,6 +337,8 @@ func (s *shard) sketches(since int64, node uint64) (out []*pb.TellRequest) {
 	size := 0
 	for _, sc := range scopes {
 		k := &pb.Sketch{Tenant: []byte(sc.key.tenant), Surface: []byte(sc.key.surface), Embedder: []byte(sc.key.embedder), Pool: sc.pool.Own(), Budget: sc.budget.Own()}
+		pol := s.policyOf(sc.key)
+		k.Policy = encodePolicy(&pol)
 		if m == nil || size > tellBytes || len(m.GetSketches()) == maxTold {
 			m, size = &pb.TellRequest{Node: node}, 0
 			out = append(out, m)
@@ -347,12 +349,13 @@ func (s *shard) sketches(since int64, node uint64) (out []*pb.TellRequest) {
 	return out
 }
 
-// hear takes over what another node has counted, in the place of what it told before.
-func (s *shard) hear(now int64, node uint64, k scopeKey, pool, budget []byte) error {
+// hear takes over what another node has counted, in the place of what it told before. The policy is for a scope that nobody
+// asked here: a budget without bounds would be exceeded by the first wrong answer.
+func (s *shard) hear(now int64, node uint64, k scopeKey, pol *threshold.Policy, pool, budget []byte) error {
 	s.mu.Lock()
 	sc := s.scopes[k]
-	if sc == nil { // what it tells is no question: a scope is not kept for it
-		sc = s.scopeOf(k, &threshold.Policy{}, now)
+	if sc == nil { // else what it tells is no question: a scope is not kept for it
+		sc = s.scopeOf(k, pol, now)
 	}
 	if sc == nil {
 		s.mu.Unlock()

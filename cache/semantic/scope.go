@@ -38,6 +38,7 @@ type scope struct {
 	policy threshold.Policy
 	rng    *rand.Rand
 	tally  tally
+	fallen bool // no hit was allowed when that was looked at last
 }
 
 // tally is what Stats tells of a scope.
@@ -109,4 +110,34 @@ func (sc *scope) silence(peer string) {
 	delete(sc.tellers, peer)
 	sc.pool.Forget(peer)
 	sc.budget.Forget(peer)
+}
+
+// trip is a scope that serves no more hits, or does again.
+type trip struct {
+	scopeKey
+	fallen bool
+	why    threshold.Snapshot
+}
+
+// trips are those since the last look, and how many there are that serve no hits.
+func (s *shard) trips() (changed []trip, fallen int) {
+	s.mu.Lock()
+	scopes := make([]*scope, 0, len(s.scopes))
+	for _, sc := range s.scopes {
+		scopes = append(scopes, sc)
+	}
+	s.mu.Unlock()
+	for _, sc := range scopes {
+		sc.mu.Lock()
+		is := !sc.budget.Allowed()
+		if is {
+			fallen++
+		}
+		if is != sc.fallen {
+			sc.fallen = is
+			changed = append(changed, trip{sc.key, is, sc.budget.Snapshot()})
+		}
+		sc.mu.Unlock()
+	}
+	return changed, fallen
 }

@@ -240,6 +240,24 @@ func (c *Cache) Run(ctx context.Context) {
 		case <-tick.C:
 			for c.shard.sweep(c.cfg.Now()) && ctx.Err() == nil { //nolint:revive // each sweep is short, so that requests come between
 			}
+			c.sayTrips()
+		}
+	}
+}
+
+// sayTrips says which surfaces serve nothing but exact answers from now on, and which serve similar ones again.
+func (c *Cache) sayTrips() {
+	changed, fallen := c.shard.trips()
+	c.met.tripped.Set(float64(fallen))
+	for _, t := range changed {
+		attrs := []any{
+			"tenant", t.tenant, "surface", t.surface, "embedder", t.embedder, "per_request", t.why.PerRequest.Estimate, "per_hit", t.why.PerHit.Estimate,
+			"audited", t.why.Audited, "wrong", t.why.Wrong,
+		}
+		if t.fallen {
+			c.cfg.Logger.Warn("a surface exceeds its budget for wrong answers: similar questions are not served any more", attrs...)
+		} else {
+			c.cfg.Logger.Info("a surface keeps its budget for wrong answers again: similar questions are served", attrs...)
 		}
 	}
 }

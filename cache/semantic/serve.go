@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "headgate/cache/semantic/semanticpb"
+	"headgate/cache/threshold"
 )
 
 // maxMoves is how many nodes may bring entries at a time.
@@ -60,6 +61,7 @@ func (s *server) Move(stream grpc.ClientStreamingServer[pb.MoveRequest, pb.MoveR
 		return status.Errorf(codes.ResourceExhausted, "%d nodes bring entries already", maxMoves)
 	}
 	var p *place
+	var pol threshold.Policy
 	for n := 0; ; n++ {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -80,6 +82,9 @@ func (s *server) Move(stream grpc.ClientStreamingServer[pb.MoveRequest, pb.MoveR
 				return status.Error(codes.FailedPrecondition, "the partition is not this node's")
 			}
 			p = &to
+			if pol, err = decodePolicy(m.GetPolicy()); err != nil {
+				return s.refuse(err)
+			}
 		}
 		if m.GetEntry() == nil {
 			continue
@@ -91,7 +96,6 @@ func (s *server) Move(stream grpc.ClientStreamingServer[pb.MoveRequest, pb.MoveR
 		if err != nil {
 			return s.refuse(err)
 		}
-		pol := s.c.shard.policyOf(p.scope())
 		if s.c.shard.insert(s.c.cfg.Now(), p, &pol, f, true) == notRoom {
 			return status.Error(codes.ResourceExhausted, "there is no room")
 		}
@@ -109,7 +113,11 @@ func (s *server) Tell(_ context.Context, m *pb.TellRequest) (*pb.TellResponse, e
 		if err := p.check(); err != nil {
 			return nil, s.refuse(err)
 		}
-		if err := s.c.shard.hear(now, m.GetNode(), p.scope(), k.GetPool(), k.GetBudget()); err != nil {
+		pol, err := decodePolicy(k.GetPolicy())
+		if err != nil {
+			return nil, s.refuse(err)
+		}
+		if err := s.c.shard.hear(now, m.GetNode(), p.scope(), &pol, k.GetPool(), k.GetBudget()); err != nil {
 			return nil, s.refuse(err)
 		}
 	}

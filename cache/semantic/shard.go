@@ -27,7 +27,8 @@ const (
 	// maxDeaths is how many entries one sweep takes at most.
 	maxDeaths = 4096
 	// tidyRounds is how often indices are tidied in a row: that can make them evict, where there is no byte to spare.
-	tidyRounds = 4
+	tidyRounds  = 4
+	forgetEvery = int64(60 * 1e9)
 	// slackFrom is the least number of places from which an index is made anew where more than half of them are free.
 	slackFrom = 256
 )
@@ -65,6 +66,7 @@ type shard struct {
 	once       map[uint64]struct{}
 	onces      []uint64 // a ring of those in once
 	onceAt     int
+	forgot     int64 // when forget was called last
 	counts     counts
 }
 
@@ -420,14 +422,14 @@ func (s *shard) insertOne(now int64, pl *place, pol *threshold.Policy, f *fresh,
 	}
 	e.p = p
 	p.write.Lock()
-	o = s.write(e, f.vector, f.answers, moved)
+	o = s.write(e, f, moved)
 	p.write.Unlock()
 	s.tidy()
 	return o
 }
 
 // write puts an entry into its pinned partition. The caller holds e.p.write.
-func (s *shard) write(e *entry, v []float32, answers float64, moved bool) outcome {
+func (s *shard) write(e *entry, f *fresh, moved bool) outcome {
 	p := e.p
 	s.mu.Lock()
 	had := s.entries[e.id]
@@ -442,12 +444,12 @@ func (s *shard) write(e *entry, v []float32, answers float64, moved bool) outcom
 		return s.again(had, e)
 	}
 	if e.class == 0 {
-		class := s.classOf(p, e, v, answers)
+		class := s.classOf(p, e, f)
 		s.mu.Lock()
 		e.class = class
 		s.mu.Unlock()
 	}
-	err := p.index.Insert(e.id, v)
+	err := p.index.Insert(e.id, f.vector)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.unpin(p)
@@ -484,23 +486,23 @@ func (s *shard) again(had, e *entry) outcome {
 // classOf is the class of an answer of which nobody said that it is another's: that of the nearest neighbour whose answer has
 // the same words or the same meaning, or a new one. The words' own hash is as good a number as any, and the same on each
 // node.
-func (s *shard) classOf(p *partition, e *entry, v []float32, answers float64) uint64 {
+func (s *shard) classOf(p *partition, e *entry, f *fresh) uint64 {
 	if e.answer == 0 && len(e.meaning) == 0 {
 		return e.id
 	}
-	near := p.index.Search(nil, v, threshold.MaxNeighbors, searchEf, nil)
+	near := p.index.Search(nil, f.vector, threshold.MaxNeighbors, searchEf, nil)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range near {
 		other := s.entries[n.ID]
-		if other == nil || other.p != p {
+		if other == nil || other.p != p || other.class == f.not {
 			continue
 		}
-		if e.answer != 0 && other.answer == e.answer || answers > 0 && alike(other.meaning, e.meaning) >= answers {
+		if e.answer != 0 && other.answer == e.answer || f.answers > 0 && alike(other.meaning, e.meaning) >= f.answers {
 			return other.class
 		}
 	}
-	if e.answer == 0 {
+	if e.answer == 0 || e.answer == f.not {
 		return e.id
 	}
 	return e.answer
@@ -576,7 +578,10 @@ func (s *shard) sweep(now int64) (more bool) {
 		s.drop(s.deaths[0], &s.counts.expired)
 	}
 	more = len(s.deaths) > 0 && s.deaths[0].dies <= now
-	s.forget(now)
+	if now-s.forgot >= forgetEvery {
+		s.forgot = now
+		s.forget(now)
+	}
 	s.mu.Unlock()
 	s.tidy()
 	return more

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"headgate/cache"
+	"headgate/cache/guard"
 	"headgate/cache/threshold"
 )
 
@@ -588,4 +590,47 @@ func TestShard(t *testing.T) {
 			rt.Fatal("the books do not agree")
 		}
 	})
+}
+
+// TestBytesAreHeld holds what is counted against what the heap grows by.
+func TestBytesAreHeld(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own")
+	}
+	for _, c := range []struct {
+		name             string
+		partitions, each int
+		body             int
+	}{{"one partition", 1, 1700, 600}, {"one entry each", 1500, 1, 600}, {"large answers", 20, 20, 20_000}} {
+		heap := func() int64 {
+			runtime.GC()
+			runtime.GC()
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		p := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes, c.maxPartitions = 1<<30, 1<<30, 10_000 })
+		vectors := newClustered()
+		_ = guard.Parse("loads its tables")
+		fill := func(from int) {
+			for i := range c.partitions {
+				for j := range c.each {
+					q := vectors.question(j)
+					q.Text += fmt.Sprint(i, j)
+					q.Partition = keyOf(fmt.Sprint(from, i))
+					if o := p.miss(q, answerTo(q, noise(c.body))); o != kept {
+						t.Fatal(o)
+					}
+				}
+			}
+		}
+		fill(0) // tables that all share, and free lists
+		before, counted := heap(), p.bytes
+		fill(1)
+		grown, counted := heap()-before, p.bytes-counted
+		if ratio := float64(counted) / float64(grown); ratio < 0.85 || ratio > 1.3 {
+			t.Errorf("%s: %d bytes are counted, where the heap grew by %d: %.2f", c.name, counted, grown, ratio)
+		}
+		runtime.KeepAlive(p)
+	}
 }

@@ -163,6 +163,7 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"itself":   {Node: s.c.node},
 		"name":     {Node: 9, Sketches: []*pb.Sketch{{Tenant: make([]byte, maxName+1)}}},
 		"sketch":   {Node: 9, Sketches: []*pb.Sketch{{Pool: []byte("nonsense"), Budget: []byte("nonsense")}}},
+		"policy":   {Node: 9, Sketches: []*pb.Sketch{{Policy: &pb.Policy{Audit: 2}}}},
 		"too many": {Node: 9, Sketches: make([]*pb.Sketch, maxTold+1)},
 	} {
 		if _, err := s.Tell(context.Background(), m); err == nil {

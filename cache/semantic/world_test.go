@@ -328,10 +328,11 @@ func TestMoves(t *testing.T) {
 				time.Sleep(3 * time.Second) // of what a tenant may insert
 			}
 		}
-		q := question("word7", func(q *Question) { q.Policy.Audit = 1 })
-		got := c.ask(q)
-		c.Learn(context.Background(), q, &got, Label{Known: true, Same: true}, nil)
+		between := question("word7", func(q *Question) { q.Policy.Audit = 1 })
+		asked := c.ask(between)
+		c.Learn(context.Background(), between, &asked, Label{Known: true, Same: true}, nil)
 		synctest.Wait()
+		asked = c.ask(between)
 		first := c.want(question("word8", nil), "8")
 
 		w.owner.Store(1)
@@ -349,16 +350,18 @@ func TestMoves(t *testing.T) {
 		for i := 0; i < n; i += 50 {
 			c.want(question(fmt.Sprint("word", i), nil), fmt.Sprint(i))
 		}
-		if again := c.want(question("word8", nil), "8"); again.EntryID != first.EntryID || again.Age < first.Age {
-			t.Errorf("%+v, before the move %+v", again, first)
-		}
-		f := b.shard.find(wallNow(), q)
+		c.Learn(context.Background(), between, &asked, Label{Known: true, Same: true}, nil) // asked of a, told b
+		synctest.Wait()
+		f := b.shard.find(wallNow(), between)
 		sc := f.e.p.scope
 		sc.mu.Lock()
 		observed := f.e.obs.Len()
 		sc.mu.Unlock()
-		if observed != 1 {
-			t.Errorf("%d observations came, of 1", observed)
+		if observed != 2 {
+			t.Errorf("%d observations, of one before the move and one after", observed)
+		}
+		if again := c.want(question("word8", nil), "8"); again.EntryID != first.EntryID || again.Age < first.Age {
+			t.Errorf("%+v, before the move %+v", again, first)
 		}
 		time.Sleep(time.Hour)
 		c.want(question("word8", nil), "")
@@ -454,10 +457,15 @@ func TestNodesTellEachOther(t *testing.T) {
 		time.Sleep(2 * tellEvery)
 		_ = b.ask(q)
 		s := b.Stats()[0]
-		if s.Budget.Audited != 20 || s.Budget.Wrong != 20 || s.Different != 0 {
+		if s.Budget.Audited != 20 || s.Budget.Wrong != 20 || s.Different != 0 || !s.Budget.Tripped {
 			t.Errorf("%+v", s)
 		}
+		served := question("reset password", nil)
+		a.want(served, "") // it would be, without audits
 		a.kill()
+		if !strings.Contains(a.log.String(), "exceeds its budget") {
+			t.Error("nothing is said of it")
+		}
 		time.Sleep(30 * time.Minute)
 		_ = b.ask(q)
 		if s := b.Stats()[0]; s.Budget.Audited != 20 {
@@ -466,6 +474,25 @@ func TestNodesTellEachOther(t *testing.T) {
 		time.Sleep(40 * time.Minute)
 		if s := b.Stats()[0]; s.Budget.Audited != 0 {
 			t.Errorf("an hour after its last word: %+v", s.Budget)
+		}
+	})
+}
+
+// TestHeardFirst has a node hear of a surface that it was never asked about: one wrong answer is within the bounds.
+func TestHeardFirst(t *testing.T) {
+	worldTest(t, 2, func(w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		q := question("reset password", func(q *Question) { q.Policy.Audit = 1 })
+		a.learn(q, "so")
+		for i := range 20 {
+			got := a.ask(q)
+			a.Learn(context.Background(), q, &got, Label{Known: true, Same: i != 7}, nil)
+			synctest.Wait()
+		}
+		time.Sleep(2 * tellEvery)
+		s := b.Stats()
+		if len(s) != 1 || s[0].Budget.Audited != 20 || s[0].Budget.Wrong != 1 || s[0].Budget.Tripped || s[0].Missed != 0 {
+			t.Errorf("%+v", s)
 		}
 	})
 }

@@ -653,6 +653,7 @@ type MoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Place         *Place                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
 	Entry         *Moved                 `protobuf:"bytes,2,opt,name=entry,proto3" json:"entry,omitempty"`
+	Policy        *Policy                `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // beside the place
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -697,6 +698,13 @@ func (x *MoveRequest) GetPlace() *Place {
 func (x *MoveRequest) GetEntry() *Moved {
 	if x != nil {
 		return x.Entry
+	}
+	return nil
+}
+
+func (x *MoveRequest) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
 	}
 	return nil
 }
@@ -904,6 +912,7 @@ type Sketch struct {
 	Embedder      []byte                 `protobuf:"bytes,3,opt,name=embedder,proto3" json:"embedder,omitempty"`
 	Pool          []byte                 `protobuf:"bytes,4,opt,name=pool,proto3" json:"pool,omitempty"`
 	Budget        []byte                 `protobuf:"bytes,5,opt,name=budget,proto3" json:"budget,omitempty"`
+	Policy        *Policy                `protobuf:"bytes,6,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -969,6 +978,13 @@ func (x *Sketch) GetPool() []byte {
 func (x *Sketch) GetBudget() []byte {
 	if x != nil {
 		return x.Budget
+	}
+	return nil
+}
+
+func (x *Sketch) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
 	}
 	return nil
 }
@@ -1189,10 +1205,11 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06answer\x18\r \x01(\x06R\x06answer\x12\x18\n" +
 	"\ameaning\x18\x0e \x03(\x02R\ameaning\x12\x18\n" +
 	"\aanswers\x18\x0f \x01(\x01R\aanswers\"\x0f\n" +
-	"\rLearnResponse\"s\n" +
+	"\rLearnResponse\"\xa9\x01\n" +
 	"\vMoveRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x121\n" +
-	"\x05entry\x18\x02 \x01(\v2\x1b.headgate.semantic.v1.MovedR\x05entry\"\xf3\x01\n" +
+	"\x05entry\x18\x02 \x01(\v2\x1b.headgate.semantic.v1.MovedR\x05entry\x124\n" +
+	"\x06policy\x18\x03 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\"\xf3\x01\n" +
 	"\x05Moved\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
@@ -1206,13 +1223,14 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\fMoveResponse\"[\n" +
 	"\vTellRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x06R\x04node\x128\n" +
-	"\bsketches\x18\x02 \x03(\v2\x1c.headgate.semantic.v1.SketchR\bsketches\"\x82\x01\n" +
+	"\bsketches\x18\x02 \x03(\v2\x1c.headgate.semantic.v1.SketchR\bsketches\"\xb8\x01\n" +
 	"\x06Sketch\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\fR\x06tenant\x12\x18\n" +
 	"\asurface\x18\x02 \x01(\fR\asurface\x12\x1a\n" +
 	"\bembedder\x18\x03 \x01(\fR\bembedder\x12\x12\n" +
 	"\x04pool\x18\x04 \x01(\fR\x04pool\x12\x16\n" +
-	"\x06budget\x18\x05 \x01(\fR\x06budget\"\x0e\n" +
+	"\x06budget\x18\x05 \x01(\fR\x06budget\x124\n" +
+	"\x06policy\x18\x06 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\"\x0e\n" +
 	"\fTellResponse\".\n" +
 	"\fWrongRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x0e\n" +
@@ -1269,23 +1287,25 @@ var file_cache_semantic_semanticpb_semantic_proto_depIdxs = []int32{
 	15, // 6: headgate.semantic.v1.LearnRequest.entry:type_name -> headgate.cache.v1.Entry
 	0,  // 7: headgate.semantic.v1.MoveRequest.place:type_name -> headgate.semantic.v1.Place
 	8,  // 8: headgate.semantic.v1.MoveRequest.entry:type_name -> headgate.semantic.v1.Moved
-	15, // 9: headgate.semantic.v1.Moved.entry:type_name -> headgate.cache.v1.Entry
-	11, // 10: headgate.semantic.v1.TellRequest.sketches:type_name -> headgate.semantic.v1.Sketch
-	2,  // 11: headgate.semantic.v1.Semantic.Find:input_type -> headgate.semantic.v1.FindRequest
-	5,  // 12: headgate.semantic.v1.Semantic.Learn:input_type -> headgate.semantic.v1.LearnRequest
-	7,  // 13: headgate.semantic.v1.Semantic.Move:input_type -> headgate.semantic.v1.MoveRequest
-	10, // 14: headgate.semantic.v1.Semantic.Tell:input_type -> headgate.semantic.v1.TellRequest
-	13, // 15: headgate.semantic.v1.Semantic.Wrong:input_type -> headgate.semantic.v1.WrongRequest
-	4,  // 16: headgate.semantic.v1.Semantic.Find:output_type -> headgate.semantic.v1.FindResponse
-	6,  // 17: headgate.semantic.v1.Semantic.Learn:output_type -> headgate.semantic.v1.LearnResponse
-	9,  // 18: headgate.semantic.v1.Semantic.Move:output_type -> headgate.semantic.v1.MoveResponse
-	12, // 19: headgate.semantic.v1.Semantic.Tell:output_type -> headgate.semantic.v1.TellResponse
-	14, // 20: headgate.semantic.v1.Semantic.Wrong:output_type -> headgate.semantic.v1.WrongResponse
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	1,  // 9: headgate.semantic.v1.MoveRequest.policy:type_name -> headgate.semantic.v1.Policy
+	15, // 10: headgate.semantic.v1.Moved.entry:type_name -> headgate.cache.v1.Entry
+	11, // 11: headgate.semantic.v1.TellRequest.sketches:type_name -> headgate.semantic.v1.Sketch
+	1,  // 12: headgate.semantic.v1.Sketch.policy:type_name -> headgate.semantic.v1.Policy
+	2,  // 13: headgate.semantic.v1.Semantic.Find:input_type -> headgate.semantic.v1.FindRequest
+	5,  // 14: headgate.semantic.v1.Semantic.Learn:input_type -> headgate.semantic.v1.LearnRequest
+	7,  // 15: headgate.semantic.v1.Semantic.Move:input_type -> headgate.semantic.v1.MoveRequest
+	10, // 16: headgate.semantic.v1.Semantic.Tell:input_type -> headgate.semantic.v1.TellRequest
+	13, // 17: headgate.semantic.v1.Semantic.Wrong:input_type -> headgate.semantic.v1.WrongRequest
+	4,  // 18: headgate.semantic.v1.Semantic.Find:output_type -> headgate.semantic.v1.FindResponse
+	6,  // 19: headgate.semantic.v1.Semantic.Learn:output_type -> headgate.semantic.v1.LearnResponse
+	9,  // 20: headgate.semantic.v1.Semantic.Move:output_type -> headgate.semantic.v1.MoveResponse
+	12, // 21: headgate.semantic.v1.Semantic.Tell:output_type -> headgate.semantic.v1.TellResponse
+	14, // 22: headgate.semantic.v1.Semantic.Wrong:output_type -> headgate.semantic.v1.WrongResponse
+	18, // [18:23] is the sub-list for method output_type
+	13, // [13:18] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_cache_semantic_semanticpb_semantic_proto_init() }
