@@ -279,7 +279,7 @@ const rocSize = 440
 // roc draws the shares of both kinds that a falling threshold takes in.
 func (r *Report) roc() string {
 	var d drawing
-	f := &frame{left: 68, top: 16, width: rocSize - 68 - 28, height: rocSize - 16 - 56, x0: 0, x1: 1, y0: 0, y1: 1}
+	f := &frame{left: 68, top: 44, width: rocSize - 68 - 28, height: rocSize - 44 - 56, x0: 0, x1: 1, y0: 0, y1: 1}
 	d.levels(f, 0, 0.25, 0.5, 0.75, 1)
 	for _, v := range []float64{0, 0.25, 0.5, 0.75, 1} {
 		d.line("grid", f.x(v), f.top, f.x(v), f.top+f.height)
@@ -301,8 +301,8 @@ func (r *Report) roc() string {
 		fmt.Fprintf(&d, `<circle class="dot" cx="%.1f" cy="%.1f" r="5"/>`+"\n", f.x(c.Whole.Different), f.y(c.Whole.SameHit))
 		d.text("strong", f.x(c.Whole.Different)+10, f.y(c.Whole.SameHit)+16, c.mark())
 	}
-	d.key("line-error", f.left+f.width-178, f.top+f.height-38, fmt.Sprintf("with guards, AUC %.3f", r.AUC.On))
-	d.key("line-plain", f.left+f.width-178, f.top+f.height-16, fmt.Sprintf("without, AUC %.3f", r.AUC.Off))
+	x := d.key("line-error", f.left, 22, fmt.Sprintf("with guards, AUC %.3f", r.AUC.On))
+	d.key("line-plain", x, 22, fmt.Sprintf("without, AUC %.3f", r.AUC.Off))
 	return d.String()
 }
 

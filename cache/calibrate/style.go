@@ -8,7 +8,7 @@ const chartColours = `:root{color-scheme:light dark;--paper:#fff;--ink:#1c2430;-
 
 // chartStyle is what the classes of drawings mean.
 const chartStyle = `svg{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-variant-numeric:tabular-nums}
-svg text{fill:var(--ink)}svg .tick,svg .note{fill:var(--soft)}svg .tick{font-size:12px}svg .title{font-size:15px;font-weight:600}svg .strong{font-weight:600}
+svg text{fill:var(--ink)}svg .tick,svg .note{fill:var(--soft)}svg .tick{font-size:12px}svg .title{font-size:15px;font-weight:600}svg .strong{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 svg .mid{text-anchor:middle}svg .end{text-anchor:end}
 svg .paper{fill:var(--paper)}svg .grid{stroke:var(--rule)}svg .edge{stroke:var(--edge)}
 svg path{fill:none}

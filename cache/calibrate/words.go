@@ -128,10 +128,12 @@ func are(n int) string {
 	return "are"
 }
 
-// farApart is a similarity below which pairs are no near-misses, and sharedTexts how many pairs there may be for each text.
+// What warnings go by: the similarity below which pairs are no near-misses, how many pairs there may be for each text,
+// and the threshold below which the policy warns, too.
 const (
-	farApart    = grain / 2
-	sharedTexts = 3
+	farApart     = grain / 2
+	sharedTexts  = 3
+	lowThreshold = 0.8
 )
 
 // warnings say why the figures may be better than the truth.
@@ -146,6 +148,9 @@ func (s *sample) warnings(r *Report) (out []string) {
 	if middle := different[len(different)/2]; middle < farApart {
 		out = append(out, fmt.Sprintf("Half of the pairs with different answers are less alike than %.2f: they are easily told apart. "+
 			"The cache meets each question with its nearest neighbour, which is closer: label such pairs, or what is recommended is too low.", float64(middle)/grain))
+	}
+	if c := &r.Recommendation; (c.Outcome == Confirmed || c.Outcome == Likely) && c.Threshold < lowThreshold {
+		out = append(out, fmt.Sprintf("%s is a low threshold: of what these pairs do not show, much may pass it. Begin in mode: shadow, and look at what would be served.", decimal(c.Threshold)))
 	}
 	if r.Noise.Wrong >= r.Budget {
 		out = append(out, fmt.Sprintf("About %s of the labels are wrong, which is no less than the budget of %s: no threshold can be shown to keep it until they are better.",
