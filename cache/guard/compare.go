@@ -440,6 +440,7 @@ func (p *pair) group(g uint16) {
 		if onlyA != nil && onlyB != nil || gr.strict && hardA && hardB {
 			p.refuse(gr.kind, onlyA, onlyB)
 		}
+	case gr.strict && (gr.kind == KindAntonym || gr.kind == KindQuantifier) && p.leftA > 1 && p.leftB > 1:
 	case gr.strict && (anyA && hardA || anyB && hardB):
 		p.refuse(gr.kind, onlyA, onlyB)
 	}

@@ -1,8 +1,11 @@
 package guard
 
 import (
+	"cmp"
 	"embed"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -126,12 +129,34 @@ func readLexicon() (*lexicon, error) {
 			return nil, err
 		}
 	}
+	x.families()
 	for word, lx := range x.words[english] {
 		if lx.flags&fFunction != 0 {
 			x.votes[word] |= 1 << english
 		}
 	}
 	return x, nil
+}
+
+// families makes listed words that are forms of listed words the same word: "called" is
+// "call", with its own senses beside.
+func (x *lexicon) families() {
+	words := slices.SortedFunc(maps.Keys(x.words[english]), func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) // a word before its forms
+	})
+	for _, word := range words {
+		lx := x.words[english][word]
+		switch word {
+		case "news", "goods", "savings", "customs", "means", "glasses", "arms", "papers", "thing", "things":
+			continue
+		}
+		if lx.base != word || lx.flags&fFunction != 0 {
+			continue
+		}
+		if from := x.derive(word); from != nil {
+			lx.base = from.base
+		}
+	}
 }
 
 func (x *lexicon) file(name, text string) error {

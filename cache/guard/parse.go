@@ -132,7 +132,15 @@ func (x *lexicon) find(l lang, w string) *lexeme {
 	if lx := x.words[l][w]; lx != nil {
 		return lx
 	}
-	if l != english || len(w) < 4 || len(w) > 24 {
+	if l != english {
+		return nil
+	}
+	return x.derive(w)
+}
+
+// derive looks an English word up without its ending.
+func (x *lexicon) derive(w string) *lexeme {
+	if len(w) < 4 || len(w) > 24 {
 		return nil
 	}
 	var buf [32]byte
@@ -372,6 +380,10 @@ func (t *Text) numbers() {
 		if t.lang != english && unit.lex != nil {
 			word = unit.lex.base
 		}
+		if i+2 < len(t.tokens) && t.tokens[i+2].word == "old" {
+			unit.flags |= tSkip // an age: "a ten year old", "who is 10"
+			continue
+		}
 		if v, ok := duration(num.word, word); ok {
 			num.word, num.stem = v, v
 			unit.flags |= tSkip
@@ -532,12 +544,16 @@ func (t *Text) question() {
 // when I move", "people who smoke", anything after the question has begun.
 func (t *Text) relative(i int, begun bool) bool {
 	switch t.tokens[i].word {
-	case "when", "where", "who", "whom", "whose":
+	case "when", "where", "who", "whom", "whose", "how_much", "how_many", "how_long":
 		if i == 0 || t.tokens[i].flags&tStart != 0 {
 			return false
 		}
 		prev := &t.tokens[i-1]
-		return begun || prev.flags&tSkip == 0 && !prev.is(fFunction|fLight)
+		switch prev.word {
+		case "by", "since", "until", "till", "from", "to", "at", "on", "in", "of", "and", "or", "about", "with", "for":
+			return false
+		}
+		return begun || prev.flags&tSkip == 0 && !prev.is(fLight)
 	}
 	return false
 }

@@ -129,13 +129,16 @@ func compatible(asks uint16) uint16 {
 func (p *pair) question() {
 	a, b := p.a, p.b
 	switch {
-	case p.leftA > 1 && p.leftB > 1:
+	case p.apart():
 		// Put otherwise throughout, which the threshold judges: "what are my options now that
 		// my flight is cancelled?", "the airline cancelled my flight, what happens next?".
 	case a.asks != 0 && b.asks != 0:
 		answersA, answersB := a.asks|a.answers&^whHow, b.asks|b.answers&^whHow
 		if a.answers&b.answers&whContact != 0 && (a.asks|b.asks)&^(whWho|whWhere|whHow) == 0 {
 			return
+		}
+		if p.leftA+p.leftB == 0 {
+			answersA, answersB = a.asks, b.asks // the same words: only what is asked differs
 		}
 		if a.asks&compatible(answersB) == 0 && b.asks&compatible(answersA) == 0 {
 			p.refuse(KindWh, a.asker(), b.asker())
@@ -152,11 +155,18 @@ func (p *pair) question() {
 		}
 	case a.yesNo && b.yesNo && a.modal != b.modal && a.modal&b.modal == 0:
 		const deed = modalCan | modalMust | modalShould | modalDid
-		alike := p.leftA+p.leftB <= 1
-		if a.modal != 0 && b.modal != 0 || alike && (a.modal|b.modal)&deed&^modalCan != 0 {
+		const open = modalCan | modalWill // "will it fit?", "can I use it?"
+		left := p.leftA + p.leftB
+		if a.modal != 0 && b.modal != 0 && left <= 2 && (a.modal|b.modal)&^open != 0 || left <= 1 && (a.modal == 0 || b.modal == 0) && (a.modal|b.modal)&deed&^modalCan != 0 {
 			p.refuse(KindModality, a.modalWord(), b.modalWord())
 		}
 	}
+}
+
+// apart reports whether two questions share so little that nothing follows from a word that
+// only one of them has.
+func (p *pair) apart() bool {
+	return p.leftA > 1 && p.leftB > 1 || p.leftA > 0 && p.leftB > 0 && len(p.a.core)-p.leftA <= 1
 }
 
 // unanswered reports whether a question of t is of a kind that u, which has no question
@@ -330,28 +340,29 @@ func (t *Text) part(core int) *token {
 	return nil
 }
 
-// preposed reports whether a preposition begins the noun phrase in which a topic token stands.
-func (t *Text) preposed(core int) bool {
+// preposition is the one that begins the noun phrase in which a topic token stands, "" where
+// there is none.
+func (t *Text) preposition(core int) string {
 	i := int(t.core[core])
 	for j := i; j > 0 && j > i-6; j-- {
 		if t.tokens[j].flags&tStart != 0 {
-			return false
+			return ""
 		}
 		tok := &t.tokens[j-1]
 		switch tok.word {
 		case "of", "for", "in", "on", "at", "with", "about", "as", "using":
-			return true
+			return tok.word
 		case "a", "an", "the", "this", "that", "these", "those", "another", "other":
 			continue
 		}
 		if tok.is(fRole) {
-			return true
+			return tok.word
 		}
 		if tok.is(fFunction) && owner(tok.word) == 0 {
-			return false
+			return ""
 		}
 	}
-	return false
+	return ""
 }
 
 // roles refuses where one word is "from" on one side and "to" on the other, or where two
@@ -472,7 +483,11 @@ func (p *pair) exchanged(i, k, j, l int) bool {
 		}
 		return (a.part(i) == nil || b.part(j) == nil) && (a.part(k) == nil || b.part(l) == nil) && !coordinated(a, b)
 	}
-	if a.preposed(i) || a.preposed(k) || b.preposed(j) || b.preposed(l) || a.passive != b.passive || p.parted(i, k, j, l) {
+	s1, t1, s2, t2 := a.preposition(i), a.preposition(k), b.preposition(j), b.preposition(l)
+	if t1 != "" && t1 == s2 && s1 == "" && t2 == "" || s1 != "" && s1 == t2 && t1 == "" && s2 == "" {
+		return true // "does A depend on B?"
+	}
+	if s1 != "" || t1 != "" || s2 != "" || t2 != "" || a.passive != b.passive || p.parted(i, k, j, l) {
 		return false
 	}
 	for m := i + 1; m < k; m++ {
@@ -550,9 +565,9 @@ func (p *pair) substitution() {
 	a, b := p.a, p.b
 	shared := len(a.core) - p.leftA
 	switch {
-	case p.leftA == 1 && p.leftB == 1 && shared >= 2:
+	case p.leftA == 1 && p.leftB == 1 && shared >= 2 && (a.asks == 0) == (b.asks == 0):
 		i, j := p.left()
-		if (i > 0 || j > 0 || shared >= narrowed) && p.samePlace(i, j) {
+		if (i > 0 || j > 0 || shared >= narrowed) && p.samePlace(i, j) && !denies(&a.tokens[a.core[i]], &b.tokens[b.core[j]]) {
 			p.refuse(KindSubstitute, &a.tokens[a.core[i]], &b.tokens[b.core[j]])
 		}
 	case p.leftA == 0 && p.leftB == 1 && shared >= narrowed:
@@ -648,21 +663,44 @@ func bland(t *token) bool {
 // middle refuses what stands between the common beginning and the common end of two texts.
 func (p *pair) middle(i, m, j, n int) {
 	a, b := p.a, p.b
+	if m-i > 2 || n-j > 2 {
+		return
+	}
+	s, t := alien(a.tokens[i:m], b.tokens[j:n]), alien(b.tokens[j:n], a.tokens[i:m])
 	switch {
-	case m-i == 1 && n-j == 1:
-		s, t := &a.tokens[i], &b.tokens[j]
-		if !s.is(fFunction|fNegation) && !t.is(fFunction|fNegation) && !(s.is(fVague) && t.is(fVague)) {
+	case s != nil && t != nil:
+		if (!s.is(fVague) || !t.is(fVague)) && !denies(s, t) {
 			p.refuse(KindSubstitute, s, t)
 		}
-	case m-i == 0 && n-j == 1:
-		if t := &b.tokens[j]; !t.is(fFunction | fLight) {
-			p.refuse(KindModifier, nil, t)
-		}
-	case m-i == 1 && n-j == 0:
-		if s := &a.tokens[i]; !s.is(fFunction | fLight) {
-			p.refuse(KindModifier, s, nil)
-		}
+	case t != nil && m == i && n-j == 1 && !t.is(fLight):
+		p.refuse(KindModifier, nil, t)
+	case s != nil && n == j && m-i == 1 && !s.is(fLight):
+		p.refuse(KindModifier, s, nil)
 	}
+}
+
+// denies reports whether one word is denied and the other names a failure: "does not work",
+// "is broken".
+func denies(s, t *token) bool {
+	return s.flags&tNegated != 0 && t.is(fFailure) || t.flags&tNegated != 0 && s.is(fFailure)
+}
+
+// alien finds a word with a sense among these to which none of those is related.
+func alien(these, those []token) *token {
+next:
+	for i := range these {
+		tok := &these[i]
+		if tok.flags&tSkip != 0 || tok.is(fFunction|fNegation) {
+			continue
+		}
+		for j := range those {
+			if related(tok, &those[j]) {
+				continue next
+			}
+		}
+		return tok
+	}
+	return nil
 }
 
 // Shared is the share of their words that two questions have in common, within [0, 1]

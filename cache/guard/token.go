@@ -384,6 +384,11 @@ func (s *scanner) letters(c string, has uint8, flags uint16) {
 		}
 	}
 	switch w {
+	case "a":
+		if c == "A" && !s.sentence && !s.clause {
+			w, flags = c, flags|tID // "does A depend on B?"
+		}
+		s.push(w, flags)
 	case "us":
 		if c == "US" {
 			w = "usa"
