@@ -118,7 +118,7 @@ func (t *tally) roc() (curve []rate, area float64) {
 const (
 	Confirmed = "confirmed" // the other half bears the threshold out, with the confidence that was asked for
 	Likely    = "likely"    // the other half speaks for it, and is too small to be sure
-	Doubtful  = "doubtful"  // the other half was wrong more often than the budget allows
+	Doubtful  = "doubtful"  // the other half was wrong more often than the budget allows, or had no hit
 	None      = "none"      // no threshold keeps the budget surely enough
 )
 
@@ -158,7 +158,7 @@ func recommend(chosen, tested, whole *tally, budget, confidence float64) Recomme
 	switch {
 	case r.Tested.Upper <= budget:
 		r.Outcome = Confirmed
-	case r.Tested.Error <= budget:
+	case r.Tested.Hits > 0 && r.Tested.Error <= budget:
 		r.Outcome, r.Needed = Likely, 2*needed(r.Tested, tested.same+tested.different, budget, confidence)
 	default:
 		r.Outcome, r.Needed = Doubtful, 2*needed(r.Whole, pairs, budget, confidence)

@@ -1,8 +1,11 @@
 package calibrate
 
 import (
+	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -102,7 +105,7 @@ func TestRecommendsTheLowest(t *testing.T) {
 		if r.Threshold != want {
 			t.Fatalf("%v is recommended, want %v", r.Threshold, want)
 		}
-		if (r.Outcome == None) != (want == 0) || r.Outcome == Confirmed && r.Tested.Upper > budget || r.Outcome == Doubtful && r.Tested.Error <= budget {
+		if (r.Outcome == None) != (want == 0) || r.Outcome == Confirmed && r.Tested.Upper > budget || r.Outcome == Likely && r.Tested.Hits == 0 || r.Outcome == Doubtful && r.Tested.Hits > 0 && r.Tested.Error <= budget {
 			t.Fatalf("%+v", r)
 		}
 	})
@@ -173,5 +176,44 @@ func TestConfirmedHolds(t *testing.T) {
 	}
 	if most := (1 - sure) * float64(bad); float64(confirmedBad) > most {
 		t.Errorf("%d thresholds of %d were confirmed wrongly, at most %.0f may", confirmedBad, bad, most)
+	}
+}
+
+// Each outcome has its words, and the block for the policy serves only by a threshold that was borne out.
+func TestOutcomes(t *testing.T) {
+	half := func(tested bool, good, bad int) (pairs []pair) {
+		for i := range good + bad {
+			pairs = append(pairs, pair{similarity: grain * 9 / 10, same: i < good, tested: tested})
+		}
+		return append(pairs, pair{same: true, tested: tested}, pair{tested: tested})
+	}
+	for _, c := range []struct {
+		chosen, tested []pair
+		outcome        string
+		needs, serves  bool
+		words          string
+	}{
+		{half(false, 300, 1), half(true, 300, 1), Confirmed, false, true, "0.501 is recommended: on the half that did not choose it, 1 of 301 hits is wrong, at most 1.6 % with 95 % confidence."},
+		{half(false, 300, 1), half(true, 60, 0), Likely, true, true, "which speaks for it and is too little to be sure of 2 %; about"},
+		{half(false, 300, 1), half(true, 60, 3), Doubtful, true, false, "none is recommended yet: 0.501 kept the budget of 2 % on the half that chose it, and not on the other: on the half that did not choose it, 3 of 63 hits are wrong"},
+		{half(false, 300, 1), half(true, 0, 0), Doubtful, true, false, "on the half that did not choose it, nothing is a hit"},
+		{half(false, 60, 0), half(true, 60, 0), None, true, false, "none can be recommended: with so few pairs, no threshold is wrong in at most 2 % of its hits with 95 % confidence. About 308 pairs in all"},
+		{half(false, 60, 9), half(true, 60, 9), None, false, false, "at every threshold more than 2 % of the hits are wrong. More pairs would not help"},
+	} {
+		s := newSample()
+		s.pairs = append(c.chosen, c.tested...)
+		for i := range s.pairs {
+			s.pairs[i].a, _ = s.text(fmt.Sprint("a", i))
+			s.pairs[i].b, _ = s.text(fmt.Sprint("b", i))
+		}
+		config := testConfig()
+		config.Budget = 0.02
+		r := s.report(&config)
+		if got := r.Recommendation; got.Outcome != c.outcome || got.Needed > 0 != c.needs || strings.Contains(r.Policy, "mode: static") != c.serves || !strings.Contains(r.verdict(), c.words) {
+			t.Errorf("want %s, %q: %+v, %s", c.outcome, c.words, got, r.verdict())
+		}
+		if err := r.WritePage(io.Discard); err != nil {
+			t.Error(err)
+		}
 	}
 }
