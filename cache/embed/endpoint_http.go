@@ -44,19 +44,16 @@ func HTTPPost(client *http.Client, base, key string) (func(ctx context.Context, 
 		if key != "" {
 			request.Header.Set("Authorization", "Bearer "+key)
 		}
-		return readAnswer(own.Do(request))
+		response, err := own.Do(request)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = response.Body.Close() }()
+		if response.StatusCode != http.StatusOK {
+			_, _ = io.CopyN(io.Discard, response.Body, 4096) // so that the connection can be used again
+			return nil, &StatusError{Code: response.StatusCode}
+		}
+		// One byte more than an answer may have: the endpoint refuses those.
+		return io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	}, nil
-}
-
-// readAnswer reads one byte more than an answer may have at most: the endpoint refuses those.
-func readAnswer(response *http.Response, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = response.Body.Close() }() // nothing was written
-	if response.StatusCode != http.StatusOK {
-		_, _ = io.CopyN(io.Discard, response.Body, 4096) // so that the connection can be used again
-		return nil, &StatusError{Code: response.StatusCode}
-	}
-	return io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 }

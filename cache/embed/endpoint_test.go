@@ -160,11 +160,13 @@ func TestEndpointOverHTTPWhenThingsGoWrong(t *testing.T) {
 		handler http.HandlerFunc
 		want    Kind
 	}{
-		"503":      {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, Unavailable},
-		"429":      {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }, Unavailable},
-		"404":      {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, Refused},
-		"redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) }, Unavailable},
-		"cut off":  {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, Unavailable},
+		"503": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, Unavailable},
+		"429": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }, Unavailable},
+		"404": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, Refused},
+		"redirect": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		}, Unavailable},
+		"cut off": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, Unavailable},
 		"huge": {func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(`{"data":[`))
 			blank := []byte(strings.Repeat(" ", 1<<20))
