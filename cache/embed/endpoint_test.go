@@ -187,7 +187,11 @@ func TestEndpointOverHTTPWhenThingsGoWrong(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := endpoint(t, EndpointConfig{Post: post, Timeout: 200 * time.Millisecond})
+			timeout := time.Minute
+			if name == "slow" {
+				timeout = 50 * time.Millisecond
+			}
+			e := endpoint(t, EndpointConfig{Post: post, Timeout: timeout})
 			defer e.Close()
 			if _, err := e.Embed(t.Context(), []string{"a"}); kindOf(err) != c.want {
 				t.Errorf("%v, want one that is %s", err, c.want)
