@@ -17,6 +17,7 @@ func priorWeights() weights { return weights{-2.5, 4, 0.7} }
 // Chosen by replays of the training parts of banking77 and clinc150, which hardly depend on any of them; see DESIGN.md.
 const (
 	voteTemperature = 0.10 // how fast a neighbour's voice fades with its distance from the candidate
+	refusedVoice    = 0.25 // of a neighbour with another answer that a guard refuses anyway
 	background      = 0.20 // the similarity of a neighbour that always speaks against
 	priorPrecision  = 2.0  // of each weight
 	entryVariance   = 1.0  // of an entry's own deviation, in logits
@@ -46,6 +47,9 @@ func vote(e *Evidence) float64 {
 			same += voice
 			candidate = candidate || n.Similarity == e.Similarity
 		} else {
+			if n.Refused {
+				voice *= refusedVoice
+			}
 			other += voice
 		}
 	}
@@ -75,7 +79,7 @@ func fitModel(k sketch, hitBound, bound float64) model {
 		return m
 	}
 	slices.SortFunc(rows, func(a, b evidence) int { return cmp.Or(cmp.Compare(a.s, b.s), cmp.Compare(a.vote, b.vote)) }) // sums must not depend on a map's order
-	m.weights.fit(rows)
+	m.weights.fit(slices.DeleteFunc(slices.Clone(rows), func(r evidence) bool { return r.n.labelled == 0 }))
 	for i := range rows {
 		rows[i].logit = m.weights.logit(rows[i].s, rows[i].vote)
 	}
@@ -128,9 +132,6 @@ func (w *weights) climb(rows []evidence, prior *weights) weights {
 	}
 	for r := range rows {
 		n := float64(rows[r].n.labelled)
-		if n == 0 {
-			continue
-		}
 		x := weights{1, rows[r].s, rows[r].vote}
 		p := logistic(w.logit(rows[r].s, rows[r].vote))
 		rest, weight := float64(rows[r].n.same)-n*p, n*p*(1-p)

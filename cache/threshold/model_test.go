@@ -24,7 +24,7 @@ type world struct {
 func (w *world) ask(p *Policy, b *Budget, pool *Pool) bool {
 	agree := w.rng.IntN(8)
 	e := Evidence{Similarity: 0.3 + 0.69*w.rng.Float64(), Answer: 1, Pool: pool}
-	e.Neighbors = []Neighbor{{e.Similarity, 1}}
+	e.Neighbors = []Neighbor{{Similarity: e.Similarity, Answer: 1}}
 	for i := range 7 {
 		n := Neighbor{Similarity: e.Similarity - 0.01*float64(i+1), Answer: 1}
 		if i >= agree {
@@ -250,9 +250,9 @@ func TestPoolForgets(t *testing.T) {
 func TestVote(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		e := Evidence{Similarity: rapid.Float64Range(-1, 1).Draw(t, "s"), Answer: 1}
-		e.Neighbors = []Neighbor{{e.Similarity, 1}}
+		e.Neighbors = []Neighbor{{Similarity: e.Similarity, Answer: 1}}
 		for range rapid.IntRange(0, 6).Draw(t, "n") {
-			e.Neighbors = append(e.Neighbors, Neighbor{rapid.Float64Range(-1, e.Similarity).Draw(t, "sn"), rapid.Uint64Range(1, 3).Draw(t, "a")})
+			e.Neighbors = append(e.Neighbors, Neighbor{rapid.Float64Range(-1, e.Similarity).Draw(t, "sn"), rapid.Uint64Range(1, 3).Draw(t, "a"), rapid.Bool().Draw(t, "r")})
 		}
 		base := vote(&e)
 		with := func(n Neighbor) float64 {
@@ -261,11 +261,14 @@ func TestVote(t *testing.T) {
 			return vote(&f)
 		}
 		near, far := max(-1, e.Similarity-0.05), max(-1, e.Similarity-0.3)
-		if !(with(Neighbor{near, 1}) >= base && with(Neighbor{near, 2}) <= base) {
-			t.Fatalf("%g, with one more of the same %g, of another %g", base, with(Neighbor{near, 1}), with(Neighbor{near, 2}))
+		if !(with(Neighbor{near, 1, false}) >= base && with(Neighbor{near, 2, false}) <= base) {
+			t.Fatalf("%g, with one more of the same %g, of another %g", base, with(Neighbor{near, 1, false}), with(Neighbor{near, 2, false}))
 		}
-		if with(Neighbor{near, 2}) > with(Neighbor{far, 2}) {
+		if with(Neighbor{near, 2, false}) > with(Neighbor{far, 2, false}) {
 			t.Fatal("one that is farther away speaks louder")
+		}
+		if loud, low := with(Neighbor{near, 2, false}), with(Neighbor{near, 2, true}); low < loud || low > base {
+			t.Fatalf("one that is refused speaks louder, or for it: %g, %g, %g", base, low, loud)
 		}
 		alone := e
 		alone.Neighbors = alone.Neighbors[1:]

@@ -205,15 +205,15 @@ func (p *Pool) Bytes() int {
 	return 48 * n // of a map's entry, its share of empty ones included
 }
 
-// current is the model for the policy's bounds, fitted anew where enough was learned since: a twentieth more labels, at
-// least four.
+// current is the model for the policy's bounds, fitted anew where enough was learned since: a twelfth more labels, at
+// least six.
 func (p *Pool) current(hitBound, bound float64) model {
 	if p == nil {
 		return model{cut: math.Inf(1)}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if want := [2]float64{hitBound, bound}; p.fresh >= max(4, p.model.labels/20) || p.stale || p.bounds != want {
+	if want := [2]float64{hitBound, bound}; p.fresh >= max(6, p.model.labels/12) || p.stale || p.bounds != want {
 		all := maps.Clone(p.own)
 		for _, k := range p.peers {
 			k.addTo(all)

@@ -56,11 +56,14 @@ func (p *Policy) Validate() error {
 	return nil
 }
 
-// Neighbor is an entry near the question that no guard refuses to serve.
+// Neighbor is an entry near the question.
 type Neighbor struct {
 	Similarity float64
 	// Answer names the answer: two entries whose answers were found to be the same have the same number.
 	Answer uint64
+	// Refused says that a guard does not let its answer pass for that to the question. Where it is the candidate's answer it
+	// speaks for it as others do; where it is another it speaks against it in a low voice: the "turn off" beside a "turn on".
+	Refused bool
 }
 
 // MaxNeighbors is how many neighbours are looked at; further ones change nothing.
@@ -72,8 +75,7 @@ type Evidence struct {
 	Similarity float64
 	// Answer of the candidate.
 	Answer uint64
-	// Neighbors are the nearest entries that the guards let pass, the nearest first, the candidate among them: a "turn off"
-	// that was refused must not speak against the "turn on" beside it.
+	// Neighbors are the nearest entries, the nearest first, refused ones and the candidate among them.
 	Neighbors []Neighbor
 	// Own is what was observed of the candidate; nil counts as none.
 	Own *Observations

@@ -6,9 +6,12 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 
 	"headgate/bench/semantic/corpus"
+	"headgate/cache/guard"
 	"headgate/cache/threshold"
+	"headgate/cache/vec"
 )
 
 // Stream is questions in an order, with how similar each is to those before it. Safe for concurrent use.
@@ -16,8 +19,38 @@ type Stream struct {
 	Prompts []corpus.Prompt
 	intents []int32
 	sims    []float32 // row i holds those of i to 0 … i-1
-	// Refuses tells whether a guard forbids to give the answer of question b to question a; nil: none does.
-	Refuses func(a, b int) bool
+	guards  *guards   // nil: none
+}
+
+// guards remembers which pairs the guards refuse.
+type guards struct {
+	texts []*guard.Text
+	mu    sync.Mutex
+	known map[[2]int32]bool
+}
+
+func (g *guards) refuses(a, b int) bool {
+	pair := [2]int32{int32(a), int32(b)}
+	g.mu.Lock()
+	refused, known := g.known[pair]
+	g.mu.Unlock()
+	if !known {
+		refused = !g.texts[a].Compare(g.texts[b]).Allowed()
+		g.mu.Lock()
+		g.known[pair] = refused
+		g.mu.Unlock()
+	}
+	return refused
+}
+
+// Guarded is the same stream, whose entries are served only where no guard refuses it.
+func (s *Stream) Guarded() *Stream {
+	with := *s
+	with.guards = &guards{texts: make([]*guard.Text, len(s.Prompts)), known: map[[2]int32]bool{}}
+	for i, p := range s.Prompts {
+		with.guards.texts[i] = guard.Parse(p.Text)
+	}
+	return &with
 }
 
 // NewStream draws n of all questions by seed, without replacement, and compares them by their vectors. Fewer than n
@@ -37,24 +70,10 @@ func NewStream(all []corpus.Prompt, vectors [][]float32, n int, seed uint64) *St
 		s.intents[i] = intent
 		row := s.row(i)
 		for j := range row {
-			row[j] = dot(vectors[x], vectors[order[j]])
+			row[j] = vec.Dot(vectors[x], vectors[order[j]])
 		}
 	}
 	return s
-}
-
-func dot(a, b []float32) float32 {
-	var sum [8]float32
-	for len(a) >= 8 && len(b) >= 8 {
-		for i := range sum {
-			sum[i] += a[i] * b[i]
-		}
-		a, b = a[8:], b[8:]
-	}
-	for i := range a {
-		sum[0] += a[i] * b[i]
-	}
-	return sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7]
 }
 
 func (s *Stream) row(i int) []float32 { return s.sims[i*(i-1)/2:][:i] }
@@ -63,7 +82,6 @@ func (s *Stream) row(i int) []float32 { return s.sims[i*(i-1)/2:][:i] }
 type Result struct {
 	Requests, Served, Wrong int // Wrong of the served
 	Explored, Audited       int
-	WouldHits               int
 	Entries                 int
 	Snapshot                threshold.Snapshot
 	// Late are the counts of the second half alone, when there was something to learn from.
@@ -86,6 +104,17 @@ func (r *Result) PerRequest() float64 { return share(r.Wrong, r.Requests) }
 // PerHit is the share of hits that were wrong.
 func (r *Result) PerHit() float64 { return share(r.Wrong, r.Served) }
 
+// Options are of a replay.
+type Options struct {
+	Policy threshold.Policy
+	Seed   uint64 // of what is left to chance
+	// Reluctant inserts an answer only where it was found to be another than the candidate's, whatever the policy inserts.
+	Reluctant bool
+	// Coarse compares an answer that is inserted with the candidate's only, so that two entries with the same answer may
+	// not know of each other.
+	Coarse bool
+}
+
 // entry is one of the cache.
 type entry struct {
 	question int
@@ -95,8 +124,9 @@ type entry struct {
 
 // near is an entry that is close to the question.
 type near struct {
-	e *entry
-	s float32
+	e       *entry
+	s       float32
+	refused bool // by a guard
 }
 
 // cache is the partition.
@@ -110,7 +140,7 @@ type cache struct {
 // candidates is how many neighbours are looked at before the guards: those of the vote, and as many that they may refuse.
 const candidates = 2 * threshold.MaxNeighbors
 
-// nearest are the entries next to question i which no guard refuses, the nearest first, at most threshold.MaxNeighbors.
+// nearest are the candidates next to question i, the nearest first.
 func (c *cache) nearest(i int) []near {
 	row, found := c.stream.row(i), c.found[:0]
 	least := float32(math.Inf(-1))
@@ -128,17 +158,19 @@ func (c *cache) nearest(i int) []near {
 		if len(found) == candidates {
 			found = found[:candidates-1]
 		}
-		found = slices.Insert(found, at, near{e, v})
+		found = slices.Insert(found, at, near{e, v, false})
 		least = found[len(found)-1].s
 	}
 	c.found = found
-	if c.stream.Refuses != nil {
-		found = slices.DeleteFunc(found, func(n near) bool { return c.stream.Refuses(i, n.e.question) })
+	if g := c.stream.guards; g != nil {
+		for j := range found {
+			found[j].refused = g.refuses(i, found[j].e.question)
+		}
 	}
-	return found[:min(len(found), threshold.MaxNeighbors)]
+	return found
 }
 
-// insert makes question i an entry. Its answer is compared with those of its neighbours.
+// insert makes question i an entry. Its answer is compared with those of its neighbours found.
 func (c *cache) insert(i int, found []near) {
 	e := &entry{question: i}
 	at := slices.IndexFunc(found, func(n near) bool { return c.stream.intents[n.e.question] == c.stream.intents[i] })
@@ -151,65 +183,83 @@ func (c *cache) insert(i int, found []near) {
 	c.entries = append(c.entries, e)
 }
 
-// Run plays the stream to an empty cache under the policy. The same seed makes the same result.
-func (s *Stream) Run(p threshold.Policy, seed uint64) Result {
-	rng := rand.New(rand.NewPCG(seed, 0xca11))
-	c := &cache{stream: s, found: make([]near, 0, candidates+1)}
-	pool, budget := threshold.NewPool(), threshold.NewBudget(&p)
-	r := Result{Requests: len(s.Prompts)}
-	for i := range s.Prompts {
-		late := 2*i >= len(s.Prompts)
-		if late {
-			r.LateRequests++
-		}
-		found := c.nearest(i)
-		if len(found) == 0 {
-			budget.Count(threshold.Miss)
-			c.insert(i, nil)
-			continue
-		}
-		first := found[0]
-		e := threshold.Evidence{Similarity: float64(first.s), Answer: first.e.class, Own: &first.e.own, Pool: pool}
-		for _, n := range found {
-			e.Neighbors = append(e.Neighbors, threshold.Neighbor{Similarity: float64(n.s), Answer: n.e.class})
-		}
-		d := p.Decide(&e, budget, rng)
-		same := s.intents[first.e.question] == s.intents[i]
-		budget.Count(d.Action)
-		pool.Seen(d.Cell)
-		if d.WouldHit() {
-			r.WouldHits++
-		}
-		switch d.Action {
-		case threshold.Serve:
-			r.Served++
-			if !same {
-				r.Wrong++
-			}
-			if late {
-				r.LateServed++
-				if !same {
-					r.LateWrong++
-				}
-			}
-			continue
-		case threshold.Miss:
-			if p.Inserts(e.Similarity, false, false) {
-				c.insert(i, found)
-			}
-			continue
-		case threshold.Explore:
-			r.Explored++
-		case threshold.Audit:
-			r.Audited++
-			budget.Label(same)
-		}
-		first.e.own.Add(e.Similarity, d.Cell, same)
-		pool.Add(d.Cell, same)
-		if p.Inserts(e.Similarity, same, true) {
-			c.insert(i, found)
-		}
+// Run plays the stream to an empty cache. The same options make the same result.
+func (s *Stream) Run(o Options) Result {
+	g := game{
+		Options: o, stream: s, rng: rand.New(rand.NewPCG(o.Seed, 0xca11)),
+		cache: cache{stream: s, found: make([]near, 0, candidates+1)}, pool: threshold.NewPool(), budget: threshold.NewBudget(&o.Policy),
+		result: Result{Requests: len(s.Prompts), LateRequests: len(s.Prompts) / 2},
 	}
-	r.Entries, r.Snapshot = len(c.entries), budget.Snapshot()
-	return r
+	for i := range s.Prompts {
+		g.ask(i)
+	}
+	g.result.Entries, g.result.Snapshot = len(g.cache.entries), g.budget.Snapshot()
+	return g.result
+}
+
+// game is a replay under way.
+type game struct {
+	Options
+	stream *Stream
+	rng    *rand.Rand
+	cache  cache
+	pool   *threshold.Pool
+	budget *threshold.Budget
+	result Result
+}
+
+// ask plays question i.
+func (g *game) ask(i int) {
+	found := g.cache.nearest(i)
+	at := slices.IndexFunc(found, func(n near) bool { return !n.refused })
+	if at < 0 {
+		g.budget.Count(threshold.Miss)
+		g.cache.insert(i, found[:min(len(found), threshold.MaxNeighbors)])
+		return
+	}
+	first := found[at]
+	found = found[:min(len(found), threshold.MaxNeighbors)]
+	e := threshold.Evidence{Similarity: float64(first.s), Answer: first.e.class, Own: &first.e.own, Pool: g.pool, Neighbors: make([]threshold.Neighbor, len(found))}
+	for j, n := range found {
+		e.Neighbors[j] = threshold.Neighbor{Similarity: float64(n.s), Answer: n.e.class, Refused: n.refused}
+	}
+	d := g.Policy.Decide(&e, g.budget, g.rng)
+	same := g.stream.intents[first.e.question] == g.stream.intents[i]
+	g.budget.Count(d.Action)
+	g.pool.Seen(d.Cell)
+	if d.Action == threshold.Serve {
+		g.served(i, same)
+		return
+	}
+	labelled := d.Action != threshold.Miss || g.Reluctant
+	if labelled {
+		first.e.own.Add(e.Similarity, d.Cell, same)
+		g.pool.Add(d.Cell, same)
+	}
+	switch d.Action {
+	case threshold.Explore:
+		g.result.Explored++
+	case threshold.Audit:
+		g.result.Audited++
+		g.budget.Label(same)
+	}
+	if inserts := g.Policy.Inserts(e.Similarity, same, labelled); g.Reluctant && !same || !g.Reluctant && inserts {
+		if g.Coarse {
+			found = []near{first}
+		}
+		g.cache.insert(i, found)
+	}
+}
+
+func (g *game) served(i int, same bool) {
+	wrong := 0
+	if !same {
+		wrong = 1
+	}
+	g.result.Served++
+	g.result.Wrong += wrong
+	if i >= len(g.stream.Prompts)-g.result.LateRequests {
+		g.result.LateServed++
+		g.result.LateWrong += wrong
+	}
 }
