@@ -1,24 +1,38 @@
 package guard
 
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
 // maxReasons bounds a Verdict.
 const maxReasons = 12
 
 // Compare holds two questions against each other. It is symmetric but for which side a
 // Reason calls A. It allows two texts that are equal but for letter case, white space and
-// closing punctuation, unless one is over the bounds. It is safe for concurrent use and
+// closing punctuation, unless one is over the bounds or holds a block of code. It is safe for concurrent use and
 // costs a few microseconds for two questions.
 func (a *Text) Compare(b *Text) Verdict {
+	if b.before(a) {
+		// The rules pair words greedily: in one order of the sides, the verdict is one.
+		v := b.Compare(a)
+		for i := range v.Refused {
+			v.Refused[i].A, v.Refused[i].B = v.Refused[i].B, v.Refused[i].A
+		}
+		return v
+	}
 	p := pair{a: a, b: b}
 	switch {
 	case a.tooLong || b.tooLong:
 		p.refuse(KindLength, nil, nil)
+	case a.fenced || b.fenced:
+		p.refuse(KindCode, nil, nil)
 	case a.equal(b):
 	case a.foreign || b.foreign:
 		p.refuse(KindScript, nil, nil)
 	case a.lang != b.lang:
 		p.refuse(KindLanguage, nil, nil)
-	case a.fenced || b.fenced:
-		p.refuse(KindCode, nil, nil)
 	default:
 		p.x = loaded()
 		p.match()
@@ -71,6 +85,24 @@ func clip(t *token) string {
 		}
 	}
 	return w
+}
+
+// before orders texts: shorter ones first, then by their words.
+func (a *Text) before(b *Text) bool {
+	if len(a.tokens) != len(b.tokens) {
+		return len(a.tokens) < len(b.tokens)
+	}
+	for i := range a.tokens {
+		if c := strings.Compare(a.tokens[i].word, b.tokens[i].word); c != 0 {
+			return c < 0
+		}
+	}
+	if c := slices.CompareFunc(a.tokens, b.tokens, func(s, t token) int { return cmp.Compare(s.flags, t.flags) }); c != 0 {
+		return c < 0
+	}
+	return slices.CompareFunc(a.quotes, b.quotes, func(s, t span) int {
+		return cmp.Or(cmp.Compare(s.from, t.from), cmp.Compare(s.to, t.to))
+	}) < 0
 }
 
 // equal reports whether both are the same words in the same order.

@@ -59,6 +59,7 @@ const (
 	whFar
 	whOld
 	whResult
+	whIf      // "what if": asks for a consequence, or merely tells of a case
 	whContact // never asked for: whom to tell is as well asked by where and how
 )
 
@@ -69,6 +70,7 @@ const (
 	modalShould
 	modalWill
 	modalDid
+	modalDone // "has it …?": neither past nor not
 )
 
 // value is one word's place in a group.
@@ -268,7 +270,7 @@ func (x *lexicon) wh(name, line string) error {
 	bits := map[string]uint16{
 		"when": whWhen, "where": whWhere, "why": whWhy, "who": whWho, "how": whHow, "much": whMuch,
 		"many": whMany, "long": whLong, "often": whOften, "far": whFar, "old": whOld, "result": whResult,
-		"contact": whContact,
+		"contact": whContact, "if": whIf,
 	}
 	bit, ok := bits[name]
 	if !ok {
@@ -287,7 +289,7 @@ func (x *lexicon) wh(name, line string) error {
 }
 
 func (x *lexicon) modal(name, line string) error {
-	bits := map[string]uint8{"can": modalCan, "must": modalMust, "should": modalShould, "will": modalWill, "did": modalDid}
+	bits := map[string]uint8{"can": modalCan, "must": modalMust, "should": modalShould, "will": modalWill, "did": modalDid, "done": modalDone}
 	bit, ok := bits[name]
 	if !ok {
 		return fmt.Errorf("no modality %q", name)

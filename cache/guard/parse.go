@@ -49,7 +49,7 @@ func Parse(s string) *Text {
 	}
 	folded := fold(s)
 	var sc scanner
-	sc.tokens = make([]token, 0, len(folded)/4+4)
+	sc.tokens = make([]token, 0, len(folded)/5+4)
 	sc.scan(folded)
 	if len(sc.tokens) > MaxTokens {
 		t.tooLong = true
@@ -117,7 +117,10 @@ func (t *Text) tongue(x *lexicon) bool {
 		for l := range votes {
 			votes[l] += int(v >> l & 1)
 		}
-		known = known || t.tokens[i].flags&(tNumber|tID|tCode) != 0 || x.find(english, w) != nil
+		if known {
+			continue
+		}
+		known = t.tokens[i].flags&(tNumber|tID|tCode) != 0 || x.find(english, w) != nil
 	}
 	for l := range votes {
 		if votes[l] > votes[t.lang] {
@@ -401,6 +404,7 @@ func determiner(w string) bool {
 
 // topic finds the tokens that carry the topic. Where only light words are left, they do.
 func (t *Text) topic() {
+	t.core = make([]uint16, 0, len(t.tokens))
 	for _, mask := range [2]uint32{fFunction | fLight | fNegation, fFunction | fNegation} {
 		for i := range t.tokens {
 			tok := &t.tokens[i]
@@ -458,6 +462,15 @@ func (t *Text) french() {
 
 // collect gathers the groups in which the tokens stand.
 func (t *Text) collect(x *lexicon) {
+	n := 0
+	for i := range t.tokens {
+		if lx := t.tokens[i].lex; lx != nil {
+			n += len(lx.vals)
+		}
+	}
+	if n > 0 {
+		t.marks = make([]mark, 0, n)
+	}
 	for i := range t.tokens {
 		tok := &t.tokens[i]
 		if tok.lex == nil || tok.flags&tSkip != 0 || len(tok.lex.vals) == 0 {
@@ -520,7 +533,7 @@ func (t *Text) question() {
 		if asking && tok.lex != nil {
 			m := tok.lex.modal
 			if tok.flags&tStart == 0 {
-				m &^= modalDid // "since my phone was stolen" tells no time of what is asked
+				m &^= modalDid | modalDone // "since my phone was stolen" tells no time of what is asked
 			}
 			t.modal |= m
 		}

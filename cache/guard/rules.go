@@ -61,27 +61,37 @@ func failing(t, u *Text) bool {
 	return false
 }
 
-// negatedElsewhere finds a topic word that is denied on one side only while another is
-// denied on the other side only.
+// negatedElsewhere finds the first word that each side denies, where the other side has both
+// and denies the other one: "I can send but not receive", "receive but not send".
 func (p *pair) negatedElsewhere() (s, t *token) {
-	for i, ti := range p.a.core {
-		if p.toB[i] < 0 {
-			continue
-		}
-		x, y := &p.a.tokens[ti], &p.b.tokens[p.b.core[p.toB[i]]]
-		if (x.flags^y.flags)&tNegated == 0 {
-			continue
-		}
-		if x.flags&tNegated != 0 {
-			s = x
-		} else {
-			t = y
-		}
+	s, t = p.a.denied(), p.b.denied()
+	if s == nil || t == nil || related(s, t) || failing(p.a, p.b) || failing(p.b, p.a) {
+		return nil, nil
 	}
-	if s != nil && t != nil {
+	if p.a.affirms(t) && p.b.affirms(s) {
 		return s, t
 	}
 	return nil, nil
+}
+
+// affirms reports whether t says the same as tok, and does not deny it.
+func (t *Text) affirms(tok *token) bool {
+	for i := range t.tokens {
+		if o := &t.tokens[i]; o.flags&tNegated == 0 && related(tok, o) {
+			return true
+		}
+	}
+	return false
+}
+
+// denied is the word that the first word that says no bears on.
+func (t *Text) denied() *token {
+	for i := range t.tokens {
+		if tok := &t.tokens[i]; tok.flags&tNegated != 0 && !tok.is(fFunction) {
+			return tok
+		}
+	}
+	return nil
 }
 
 // opposites finds words that a prefix or an ending turns into their opposite: "eligible"
@@ -118,6 +128,9 @@ func compatible(asks uint16) uint16 {
 	if asks&(whWhen|whLong|whOften) != 0 {
 		out |= whWhen | whLong | whOften
 	}
+	if asks&(whResult|whIf) != 0 {
+		out |= whResult | whIf
+	}
 	if asks&(whHow|whWhere) != 0 {
 		out |= whHow | whWhere
 	}
@@ -143,7 +156,7 @@ func (p *pair) question() {
 		if a.asks&compatible(answersB) == 0 && b.asks&compatible(answersA) == 0 {
 			p.refuse(KindWh, a.asker(), b.asker())
 		}
-	case (a.asks != 0) != (b.asks != 0) && p.leftA > 0 && p.leftB > 0:
+	case (a.asks != 0) != (b.asks != 0) && p.leftA+p.leftB > 1:
 		// "Is it back soon?", "when do you have it again?"
 	case a.asks != 0:
 		if unanswered(a, b) {
@@ -153,13 +166,27 @@ func (p *pair) question() {
 		if unanswered(b, a) {
 			p.refuse(KindWh, nil, b.asker())
 		}
-	case a.yesNo && b.yesNo && a.modal != b.modal && a.modal&b.modal == 0:
-		const deed = modalCan | modalMust | modalShould | modalDid
-		const open = modalCan | modalWill // "will it fit?", "can I use it?"
-		left := p.leftA + p.leftB
-		if a.modal != 0 && b.modal != 0 && left <= 2 && (a.modal|b.modal)&^open != 0 || left <= 1 && (a.modal == 0 || b.modal == 0) && (a.modal|b.modal)&deed&^modalCan != 0 {
-			p.refuse(KindModality, a.modalWord(), b.modalWord())
-		}
+	case a.yesNo && b.yesNo:
+		p.modality()
+	}
+}
+
+// modality wants the same of may, must, should, will and did in two questions to be
+// answered by yes or no that are otherwise alike.
+func (p *pair) modality() {
+	const (
+		deed = modalMust | modalShould | modalDid
+		open = modalCan | modalWill // "will it fit?", "can I use it?"
+	)
+	s, t := p.a.modal, p.b.modal
+	if (s|t)&modalDone != 0 {
+		s, t = s&^(modalDone|modalDid), t&^(modalDone|modalDid)
+	}
+	left := p.leftA + p.leftB
+	switch {
+	case s&t != 0 || s|t == 0:
+	case s != 0 && t != 0 && left <= 2 && (s|t)&^open != 0, (s == 0 || t == 0) && left <= 1 && (s|t)&deed != 0:
+		p.refuse(KindModality, p.a.modalWord(), p.b.modalWord())
 	}
 }
 
@@ -175,6 +202,8 @@ func unanswered(t, u *Text) bool {
 	missing := t.asks &^ compatible(u.asks|u.answers)
 	switch {
 	case t.asks&^missing != 0 && t.asks&whResult == 0:
+		return false
+	case t.asks&whIf != 0:
 		return false
 	case t.asks&whResult != 0:
 		return u.answers&whResult == 0
@@ -310,6 +339,8 @@ func (t *Text) subject() *token {
 
 func speaks(w string) int {
 	switch w {
+	case "they", "them":
+		return 3
 	case "i", "we", "me", "us":
 		return 1
 	case "you":
@@ -328,7 +359,7 @@ func (t *Text) part(core int) *token {
 		}
 		tok := &t.tokens[j-1]
 		if tok.is(fRole) {
-			if tok.word == "to" && t.tokens[j].is(fVerb) {
+			if tok.word == "to" && (t.tokens[j].is(fVerb) || j > 1 && t.tokens[j-2].is(fLight|fAux)) {
 				return nil
 			}
 			return tok
@@ -399,7 +430,8 @@ func (p *pair) roles() {
 func opposed(s, t string) bool {
 	for _, o := range [...][2]string{
 		{"from", "to"}, {"from", "into"}, {"before", "after"}, {"over", "under"}, {"above", "below"}, {"to", "by"},
-		{"from", "toward"}, {"from", "towards"}, {"by", "than"}, {"until", "from"}, {"into", "than"}, {"from", "onto"},
+		{"from", "toward"}, {"in", "out"}, {"on", "off"}, {"up", "down"}, {"into", "out"}, {"with", "without"},
+		{"all", "any"}, {"every", "any"}, {"everything", "anything"}, {"both", "either"}, {"all", "some"}, {"we", "they"}, {"from", "towards"}, {"by", "than"}, {"until", "from"}, {"into", "than"}, {"from", "onto"},
 	} {
 		if s == o[0] && t == o[1] || s == o[1] && t == o[0] {
 			return true
@@ -562,6 +594,9 @@ const narrowed = 3
 // answers, but it knows that nothing says they want the same. So for one word more.
 func (p *pair) substitution() {
 	p.minimal()
+	if p.leftA+p.leftB <= 1 && p.a.count("or") != p.b.count("or") && p.a.count("and")+p.b.count("and") == 0 {
+		p.refuse(KindQuantifier, nil, nil) // "A or B?", "B?"
+	}
 	a, b := p.a, p.b
 	shared := len(a.core) - p.leftA
 	switch {
@@ -579,6 +614,15 @@ func (p *pair) substitution() {
 			p.refuse(KindModifier, &a.tokens[a.core[i]], nil)
 		}
 	}
+}
+
+func (t *Text) count(word string) (n int) {
+	for i := range t.tokens {
+		if t.tokens[i].word == word {
+			n++
+		}
+	}
+	return n
 }
 
 // left finds the first unmatched topic word of either side, -1 where there is none.
@@ -664,6 +708,10 @@ func bland(t *token) bool {
 func (p *pair) middle(i, m, j, n int) {
 	a, b := p.a, p.b
 	if m-i > 2 || n-j > 2 {
+		return
+	}
+	if m-i == 1 && n-j == 1 && opposed(a.tokens[i].word, b.tokens[j].word) {
+		p.refuse(KindAntonym, &a.tokens[i], &b.tokens[j])
 		return
 	}
 	s, t := alien(a.tokens[i:m], b.tokens[j:n]), alien(b.tokens[j:n], a.tokens[i:m])

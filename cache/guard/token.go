@@ -92,6 +92,9 @@ func (s *scanner) chunk(c string) {
 		return
 	}
 	s.body(body)
+	if n := len(body); len(tail) > 1 && tail[0] == '!' && body[n-1] >= '0' && body[n-1] <= '9' {
+		s.push("!", tCode) // "what is 5!?"
+	}
 	for _, r := range tail {
 		s.punctuation(r)
 	}
@@ -218,6 +221,9 @@ func classify(c string) (has uint8) {
 
 // body reads a chunk without the punctuation around it.
 func (s *scanner) body(c string) {
+	if len(s.tokens) > MaxTokens {
+		return
+	}
 	has := classify(c)
 	if has&hasWide != 0 {
 		s.script(c)
@@ -308,6 +314,9 @@ func (s *scanner) words(c string) {
 // contraction reads a word with an apostrophe at i: "don't", "I'd", "Alice's", "l'essai".
 func (s *scanner) contraction(c string, i int, flags uint16) {
 	head, tail := c[:i], lower(c[i+1:])
+	if len(s.tokens) > MaxTokens {
+		return
+	}
 	switch {
 	case tail == "t" && i > 0 && (head[i-1] == 'n' || head[i-1] == 'N'):
 		switch verb := lower(head[:i-1]); verb {

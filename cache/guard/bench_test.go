@@ -1,0 +1,34 @@
+package guard
+
+import "testing"
+
+// The pairs of the benchmarks: short questions as support bots get them.
+const (
+	benchA = "How do I change the delivery address of order AB-1029 before Friday?"
+	benchB = "Can I still change where order AB-1029 goes before it ships on Friday?"
+)
+
+// BenchmarkPair is a pair from two strings: Parse, Parse, Compare.
+func BenchmarkPair(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		Parse(benchA).Compare(Parse(benchB))
+	}
+}
+
+// BenchmarkParse is the part that a lookup pays once.
+func BenchmarkParse(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		Parse(benchA)
+	}
+}
+
+// BenchmarkCompare is the part that a lookup pays for each neighbour.
+func BenchmarkCompare(b *testing.B) {
+	b.ReportAllocs()
+	x, y := Parse(benchA), Parse(benchB)
+	for b.Loop() {
+		x.Compare(y)
+	}
+}
