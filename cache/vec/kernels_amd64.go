@@ -128,6 +128,30 @@ func mul1x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
 //go:noescape
 func mul2x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
 
+// mul3x1AVX2 multiplies 3 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul3x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul4x1AVX2 multiplies 4 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul4x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul5x1AVX2 multiplies 5 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul5x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
+// mul6x1AVX2 multiplies 6 rows of x by 1 panels of w. sums are those of the rows of x,
+// stride is from one row of dst to the next, in numbers.
+//
+//go:noescape
+func mul6x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+
 // scaleAVX512 makes numbers of the sums of a row of panels of 16.
 //
 //go:noescape

@@ -1626,41 +1626,63 @@ TEXT ·mul1x1AVX2(SB), NOSPLIT, $0-48
 	MOVQ  k+32(FP), SI
 	MOVQ  stride+40(FP), DI
 	SHLQ  $0x02, DI
+	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
-	VPXOR Y2, Y2, Y2
-	VPXOR Y3, Y3, Y3
-	VPXOR Y4, Y4, Y4
+	MOVQ  SI, R8
 
-loop:
-	VPBROADCASTD (CX), X0
-	VPMOVSXBW    X0, Y0
-	VPMOVZXBW    (DX), Y5
-	VPMADDWD     Y0, Y5, Y5
-	VPADDD       Y5, Y1, Y1
-	VPMOVZXBW    16(DX), Y5
-	VPMADDWD     Y0, Y5, Y5
-	VPADDD       Y5, Y2, Y2
-	VPMOVZXBW    32(DX), Y5
-	VPMADDWD     Y0, Y5, Y5
-	VPADDD       Y5, Y3, Y3
-	VPMOVZXBW    48(DX), Y5
-	VPMADDWD     Y0, Y5, Y5
-	VPADDD       Y5, Y4, Y4
+half0:
+	VPMOVZXBW    (DX), Y2
+	VPMOVZXBW    16(DX), Y3
+	VPBROADCASTD (CX), X4
+	VPMOVSXBW    X4, Y4
+	VPMADDWD     Y4, Y2, Y2
+	VPADDD       Y2, Y0, Y0
+	VPMADDWD     Y4, Y3, Y4
+	VPADDD       Y4, Y1, Y1
 	ADDQ         $0x04, CX
 	ADDQ         $0x40, DX
-	SUBQ         $0x04, SI
-	JNZ          loop
-	VPBROADCASTD (BX), Y0
-	VPSLLD       $0x07, Y0, Y0
-	VPHADDD      Y2, Y1, Y1
-	VPERMQ       $0xd8, Y1, Y1
-	VPSUBD       Y0, Y1, Y1
-	VMOVDQU      Y1, (AX)
-	VPHADDD      Y4, Y3, Y3
-	VPERMQ       $0xd8, Y3, Y3
-	VPSUBD       Y0, Y3, Y3
-	VMOVDQU      Y3, 32(AX)
+	SUBQ         $0x04, R8
+	JNZ          half0
+	MOVQ         AX, R8
+	VPBROADCASTD (BX), Y4
+	VPSLLD       $0x07, Y4, Y4
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y4, Y0, Y0
+	VMOVDQU      Y0, (R8)
+	ADDQ         DI, R8
+	SUBQ         SI, CX
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	SUBQ         R8, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	MOVQ         SI, R8
+
+half1:
+	VPMOVZXBW    32(DX), Y2
+	VPMOVZXBW    48(DX), Y3
+	VPBROADCASTD (CX), X4
+	VPMOVSXBW    X4, Y4
+	VPMADDWD     Y4, Y2, Y2
+	VPADDD       Y2, Y0, Y0
+	VPMADDWD     Y4, Y3, Y4
+	VPADDD       Y4, Y1, Y1
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          half1
+	VPBROADCASTD (BX), Y4
+	VPSLLD       $0x07, Y4, Y4
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y4, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
 	ADDQ         DI, AX
+	SUBQ         SI, CX
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
 	VZEROUPPER
 	RET
 
@@ -1674,67 +1696,811 @@ TEXT ·mul2x1AVX2(SB), NOSPLIT, $0-48
 	MOVQ  k+32(FP), SI
 	MOVQ  stride+40(FP), DI
 	SHLQ  $0x02, DI
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	MOVQ  SI, R8
+
+half0:
+	VPMOVZXBW    (DX), Y4
+	VPMOVZXBW    16(DX), Y5
+	VPBROADCASTD (CX), X6
+	VPMOVSXBW    X6, Y6
+	VPMADDWD     Y6, Y4, Y7
+	VPADDD       Y7, Y0, Y0
+	VPMADDWD     Y6, Y5, Y6
+	VPADDD       Y6, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X6
+	VPMOVSXBW    X6, Y6
+	VPMADDWD     Y6, Y4, Y7
+	VPADDD       Y7, Y2, Y2
+	VPMADDWD     Y6, Y5, Y6
+	VPADDD       Y6, Y3, Y3
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          half0
+	MOVQ         AX, R8
+	VPBROADCASTD (BX), Y6
+	VPSLLD       $0x07, Y6, Y6
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y6, Y0, Y0
+	VMOVDQU      Y0, (R8)
+	ADDQ         DI, R8
+	VPBROADCASTD 4(BX), Y6
+	VPSLLD       $0x07, Y6, Y6
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y6, Y2, Y2
+	VMOVDQU      Y2, (R8)
+	ADDQ         DI, R8
+	SUBQ         SI, CX
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	SUBQ         R8, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	MOVQ         SI, R8
+
+half1:
+	VPMOVZXBW    32(DX), Y4
+	VPMOVZXBW    48(DX), Y5
+	VPBROADCASTD (CX), X6
+	VPMOVSXBW    X6, Y6
+	VPMADDWD     Y6, Y4, Y7
+	VPADDD       Y7, Y0, Y0
+	VPMADDWD     Y6, Y5, Y6
+	VPADDD       Y6, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X6
+	VPMOVSXBW    X6, Y6
+	VPMADDWD     Y6, Y4, Y7
+	VPADDD       Y7, Y2, Y2
+	VPMADDWD     Y6, Y5, Y6
+	VPADDD       Y6, Y3, Y3
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          half1
+	VPBROADCASTD (BX), Y6
+	VPSLLD       $0x07, Y6, Y6
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y6, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y6
+	VPSLLD       $0x07, Y6, Y6
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y6, Y2, Y2
+	VMOVDQU      Y2, 32(AX)
+	ADDQ         DI, AX
+	SUBQ         SI, CX
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
+	VZEROUPPER
+	RET
+
+// func mul3x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul3x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	VPXOR Y0, Y0, Y0
 	VPXOR Y1, Y1, Y1
 	VPXOR Y2, Y2, Y2
 	VPXOR Y3, Y3, Y3
 	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	MOVQ  SI, R8
+
+half0:
+	VPMOVZXBW    (DX), Y6
+	VPMOVZXBW    16(DX), Y7
+	VPBROADCASTD (CX), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y0, Y0
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y2, Y2
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y4, Y4
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y5, Y5
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          half0
+	MOVQ         AX, R8
+	VPBROADCASTD (BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y8, Y0, Y0
+	VMOVDQU      Y0, (R8)
+	ADDQ         DI, R8
+	VPBROADCASTD 4(BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y8, Y2, Y2
+	VMOVDQU      Y2, (R8)
+	ADDQ         DI, R8
+	VPBROADCASTD 8(BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y8, Y4, Y4
+	VMOVDQU      Y4, (R8)
+	ADDQ         DI, R8
+	SUBQ         SI, CX
+	MOVQ         SI, R8
+	SHLQ         $0x04, R8
+	SUBQ         R8, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	MOVQ         SI, R8
+
+half1:
+	VPMOVZXBW    32(DX), Y6
+	VPMOVZXBW    48(DX), Y7
+	VPBROADCASTD (CX), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y0, Y0
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y2, Y2
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X8
+	VPMOVSXBW    X8, Y8
+	VPMADDWD     Y8, Y6, Y9
+	VPADDD       Y9, Y4, Y4
+	VPMADDWD     Y8, Y7, Y8
+	VPADDD       Y8, Y5, Y5
+	ADDQ         $0x04, CX
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R8
+	JNZ          half1
+	VPBROADCASTD (BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y8, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y8, Y2, Y2
+	VMOVDQU      Y2, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 8(BX), Y8
+	VPSLLD       $0x07, Y8, Y8
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y8, Y4, Y4
+	VMOVDQU      Y4, 32(AX)
+	ADDQ         DI, AX
+	SUBQ         SI, CX
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
+	VZEROUPPER
+	RET
+
+// func mul4x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul4x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	LEAQ  (CX)(SI*2), R8
+	ADDQ  SI, R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	MOVQ  SI, R9
+
+half0:
+	VPMOVZXBW    (DX), Y8
+	VPMOVZXBW    16(DX), Y9
+	VPBROADCASTD (CX), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y0, Y0
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y2, Y2
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y4, Y4
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y5, Y5
+	VPBROADCASTD (R8), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y6, Y6
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y7, Y7
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R9
+	JNZ          half0
+	MOVQ         AX, R9
+	VPBROADCASTD (BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y10, Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 4(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y10, Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 8(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y10, Y4, Y4
+	VMOVDQU      Y4, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 12(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y10, Y6, Y6
+	VMOVDQU      Y6, (R9)
+	ADDQ         DI, R9
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	SUBQ         R9, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	MOVQ         SI, R9
+
+half1:
+	VPMOVZXBW    32(DX), Y8
+	VPMOVZXBW    48(DX), Y9
+	VPBROADCASTD (CX), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y0, Y0
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y2, Y2
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y4, Y4
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y5, Y5
+	VPBROADCASTD (R8), X10
+	VPMOVSXBW    X10, Y10
+	VPMADDWD     Y10, Y8, Y11
+	VPADDD       Y11, Y6, Y6
+	VPMADDWD     Y10, Y9, Y10
+	VPADDD       Y10, Y7, Y7
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R9
+	JNZ          half1
+	VPBROADCASTD (BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y10, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y10, Y2, Y2
+	VMOVDQU      Y2, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 8(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y10, Y4, Y4
+	VMOVDQU      Y4, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 12(BX), Y10
+	VPSLLD       $0x07, Y10, Y10
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y10, Y6, Y6
+	VMOVDQU      Y6, 32(AX)
+	ADDQ         DI, AX
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
+	VZEROUPPER
+	RET
+
+// func mul5x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul5x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	LEAQ  (CX)(SI*2), R8
+	ADDQ  SI, R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
 	VPXOR Y6, Y6, Y6
 	VPXOR Y7, Y7, Y7
 	VPXOR Y8, Y8, Y8
 	VPXOR Y9, Y9, Y9
-	MOVQ  SI, R8
+	MOVQ  SI, R9
 
-loop:
-	VPBROADCASTD (CX), X0
-	VPMOVSXBW    X0, Y0
-	VPBROADCASTD (CX)(SI*1), X5
-	VPMOVSXBW    X5, Y5
+half0:
 	VPMOVZXBW    (DX), Y10
-	VPMADDWD     Y0, Y10, Y11
-	VPADDD       Y11, Y1, Y1
-	VPMADDWD     Y5, Y10, Y11
-	VPADDD       Y11, Y6, Y6
-	VPMOVZXBW    16(DX), Y10
-	VPMADDWD     Y0, Y10, Y11
-	VPADDD       Y11, Y2, Y2
-	VPMADDWD     Y5, Y10, Y11
-	VPADDD       Y11, Y7, Y7
-	VPMOVZXBW    32(DX), Y10
-	VPMADDWD     Y0, Y10, Y11
-	VPADDD       Y11, Y3, Y3
-	VPMADDWD     Y5, Y10, Y11
-	VPADDD       Y11, Y8, Y8
-	VPMOVZXBW    48(DX), Y10
-	VPMADDWD     Y0, Y10, Y11
-	VPADDD       Y11, Y4, Y4
-	VPMADDWD     Y5, Y10, Y11
-	VPADDD       Y11, Y9, Y9
+	VPMOVZXBW    16(DX), Y11
+	VPBROADCASTD (CX), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y0, Y0
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y2, Y2
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y4, Y4
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y5, Y5
+	VPBROADCASTD (R8), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y6, Y6
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD (R8)(SI*1), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y8, Y8
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y9, Y9
 	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
 	ADDQ         $0x40, DX
-	SUBQ         $0x04, R8
-	JNZ          loop
-	VPBROADCASTD (BX), Y0
-	VPSLLD       $0x07, Y0, Y0
-	VPHADDD      Y2, Y1, Y1
-	VPERMQ       $0xd8, Y1, Y1
-	VPSUBD       Y0, Y1, Y1
-	VMOVDQU      Y1, (AX)
-	VPHADDD      Y4, Y3, Y3
-	VPERMQ       $0xd8, Y3, Y3
-	VPSUBD       Y0, Y3, Y3
-	VMOVDQU      Y3, 32(AX)
-	ADDQ         DI, AX
-	VPBROADCASTD 4(BX), Y5
-	VPSLLD       $0x07, Y5, Y5
+	SUBQ         $0x04, R9
+	JNZ          half0
+	MOVQ         AX, R9
+	VPBROADCASTD (BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y12, Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 4(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y12, Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 8(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y12, Y4, Y4
+	VMOVDQU      Y4, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 12(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
 	VPHADDD      Y7, Y6, Y6
 	VPERMQ       $0xd8, Y6, Y6
-	VPSUBD       Y5, Y6, Y6
-	VMOVDQU      Y6, (AX)
+	VPSUBD       Y12, Y6, Y6
+	VMOVDQU      Y6, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 16(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
 	VPHADDD      Y9, Y8, Y8
 	VPERMQ       $0xd8, Y8, Y8
-	VPSUBD       Y5, Y8, Y8
+	VPSUBD       Y12, Y8, Y8
+	VMOVDQU      Y8, (R9)
+	ADDQ         DI, R9
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	SUBQ         R9, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y9, Y9, Y9
+	MOVQ         SI, R9
+
+half1:
+	VPMOVZXBW    32(DX), Y10
+	VPMOVZXBW    48(DX), Y11
+	VPBROADCASTD (CX), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y0, Y0
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y2, Y2
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y4, Y4
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y5, Y5
+	VPBROADCASTD (R8), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y6, Y6
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y7, Y7
+	VPBROADCASTD (R8)(SI*1), X12
+	VPMOVSXBW    X12, Y12
+	VPMADDWD     Y12, Y10, Y13
+	VPADDD       Y13, Y8, Y8
+	VPMADDWD     Y12, Y11, Y12
+	VPADDD       Y12, Y9, Y9
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R9
+	JNZ          half1
+	VPBROADCASTD (BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y12, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y12, Y2, Y2
+	VMOVDQU      Y2, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 8(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y12, Y4, Y4
+	VMOVDQU      Y4, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 12(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y12, Y6, Y6
+	VMOVDQU      Y6, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 16(BX), Y12
+	VPSLLD       $0x07, Y12, Y12
+	VPHADDD      Y9, Y8, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VPSUBD       Y12, Y8, Y8
 	VMOVDQU      Y8, 32(AX)
 	ADDQ         DI, AX
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
+	VZEROUPPER
+	RET
+
+// func mul6x1AVX2(dst *int32, x *int8, w *uint8, sums *int32, k int, stride int)
+// Requires: AVX, AVX2
+TEXT ·mul6x1AVX2(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), AX
+	MOVQ  x+8(FP), CX
+	MOVQ  w+16(FP), DX
+	MOVQ  sums+24(FP), BX
+	MOVQ  k+32(FP), SI
+	MOVQ  stride+40(FP), DI
+	SHLQ  $0x02, DI
+	LEAQ  (CX)(SI*2), R8
+	ADDQ  SI, R8
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+	VPXOR Y2, Y2, Y2
+	VPXOR Y3, Y3, Y3
+	VPXOR Y4, Y4, Y4
+	VPXOR Y5, Y5, Y5
+	VPXOR Y6, Y6, Y6
+	VPXOR Y7, Y7, Y7
+	VPXOR Y8, Y8, Y8
+	VPXOR Y9, Y9, Y9
+	VPXOR Y10, Y10, Y10
+	VPXOR Y11, Y11, Y11
+	MOVQ  SI, R9
+
+half0:
+	VPMOVZXBW    (DX), Y12
+	VPMOVZXBW    16(DX), Y13
+	VPBROADCASTD (CX), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y0, Y0
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y2, Y2
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y4, Y4
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y5, Y5
+	VPBROADCASTD (R8), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y6, Y6
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y7, Y7
+	VPBROADCASTD (R8)(SI*1), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y8, Y8
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y9, Y9
+	VPBROADCASTD (R8)(SI*2), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y10, Y10
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y11, Y11
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R9
+	JNZ          half0
+	MOVQ         AX, R9
+	VPBROADCASTD (BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y14, Y0, Y0
+	VMOVDQU      Y0, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 4(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y14, Y2, Y2
+	VMOVDQU      Y2, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 8(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y14, Y4, Y4
+	VMOVDQU      Y4, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 12(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y14, Y6, Y6
+	VMOVDQU      Y6, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 16(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y9, Y8, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VPSUBD       Y14, Y8, Y8
+	VMOVDQU      Y8, (R9)
+	ADDQ         DI, R9
+	VPBROADCASTD 20(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y11, Y10, Y10
+	VPERMQ       $0xd8, Y10, Y10
+	VPSUBD       Y14, Y10, Y10
+	VMOVDQU      Y10, (R9)
+	ADDQ         DI, R9
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, R9
+	SHLQ         $0x04, R9
+	SUBQ         R9, DX
+	VPXOR        Y0, Y0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	VPXOR        Y9, Y9, Y9
+	VPXOR        Y10, Y10, Y10
+	VPXOR        Y11, Y11, Y11
+	MOVQ         SI, R9
+
+half1:
+	VPMOVZXBW    32(DX), Y12
+	VPMOVZXBW    48(DX), Y13
+	VPBROADCASTD (CX), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y0, Y0
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y1, Y1
+	VPBROADCASTD (CX)(SI*1), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y2, Y2
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y3, Y3
+	VPBROADCASTD (CX)(SI*2), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y4, Y4
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y5, Y5
+	VPBROADCASTD (R8), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y6, Y6
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y7, Y7
+	VPBROADCASTD (R8)(SI*1), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y8, Y8
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y9, Y9
+	VPBROADCASTD (R8)(SI*2), X14
+	VPMOVSXBW    X14, Y14
+	VPMADDWD     Y14, Y12, Y15
+	VPADDD       Y15, Y10, Y10
+	VPMADDWD     Y14, Y13, Y14
+	VPADDD       Y14, Y11, Y11
+	ADDQ         $0x04, CX
+	ADDQ         $0x04, R8
+	ADDQ         $0x40, DX
+	SUBQ         $0x04, R9
+	JNZ          half1
+	VPBROADCASTD (BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y1, Y0, Y0
+	VPERMQ       $0xd8, Y0, Y0
+	VPSUBD       Y14, Y0, Y0
+	VMOVDQU      Y0, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 4(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y3, Y2, Y2
+	VPERMQ       $0xd8, Y2, Y2
+	VPSUBD       Y14, Y2, Y2
+	VMOVDQU      Y2, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 8(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y5, Y4, Y4
+	VPERMQ       $0xd8, Y4, Y4
+	VPSUBD       Y14, Y4, Y4
+	VMOVDQU      Y4, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 12(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y7, Y6, Y6
+	VPERMQ       $0xd8, Y6, Y6
+	VPSUBD       Y14, Y6, Y6
+	VMOVDQU      Y6, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 16(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y9, Y8, Y8
+	VPERMQ       $0xd8, Y8, Y8
+	VPSUBD       Y14, Y8, Y8
+	VMOVDQU      Y8, 32(AX)
+	ADDQ         DI, AX
+	VPBROADCASTD 20(BX), Y14
+	VPSLLD       $0x07, Y14, Y14
+	VPHADDD      Y11, Y10, Y10
+	VPERMQ       $0xd8, Y10, Y10
+	VPSUBD       Y14, Y10, Y10
+	VMOVDQU      Y10, 32(AX)
+	ADDQ         DI, AX
+	SUBQ         SI, CX
+	SUBQ         SI, R8
+	MOVQ         SI, AX
+	SHLQ         $0x04, AX
+	SUBQ         AX, DX
 	VZEROUPPER
 	RET
 

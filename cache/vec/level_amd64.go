@@ -94,8 +94,6 @@ func (l level) tileShape() (rows, panels int) {
 	switch l {
 	case avx512:
 		return maxTileRows, maxTilePanels
-	case avx2:
-		return 2, 1
 	default:
 		return maxTileRows, 1
 	}
@@ -110,14 +108,12 @@ func (l level) tile(tile *sumsOfTile, x []int8, w []uint8, sums []int32, k int) 
 		wideTile512(&tile[0], &x[0], &w[0], &sums[0], k, rows)
 	case l == avx512:
 		tile512(&tile[0], &x[0], &w[0], &sums[0], k, rows)
-	case rows == 2:
-		mul2x1AVX2(&tile[0], &x[0], &w[0], &sums[0], k, panelN)
 	default:
-		mul1x1AVX2(&tile[0], &x[0], &w[0], &sums[0], k, panelN)
+		tile256(&tile[0], &x[0], &w[0], &sums[0], k, rows)
 	}
 }
 
-// wideTile512 and tile512 are switches, as what a kernel in a variable is given escapes.
+// wideTile512, tile512 and tile256 are switches, as what a kernel in a variable is given escapes.
 func wideTile512(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
 	switch rows {
 	case 1:
@@ -149,6 +145,23 @@ func tile512(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
 		mul5x1AVX512(d, x, w, s, k, 1*panelN)
 	case 6:
 		mul6x1AVX512(d, x, w, s, k, 1*panelN)
+	}
+}
+
+func tile256(d *int32, x *int8, w *uint8, s *int32, k, rows int) {
+	switch rows {
+	case 1:
+		mul1x1AVX2(d, x, w, s, k, panelN)
+	case 2:
+		mul2x1AVX2(d, x, w, s, k, panelN)
+	case 3:
+		mul3x1AVX2(d, x, w, s, k, panelN)
+	case 4:
+		mul4x1AVX2(d, x, w, s, k, panelN)
+	case 5:
+		mul5x1AVX2(d, x, w, s, k, panelN)
+	case 6:
+		mul6x1AVX2(d, x, w, s, k, panelN)
 	}
 }
 

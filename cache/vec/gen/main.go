@@ -23,7 +23,7 @@ func main() {
 		mul512(rows, 4)
 		mul512(rows, 1)
 	}
-	for rows := 1; rows <= 2; rows++ {
+	for rows := 1; rows <= 6; rows++ {
 		mul256(rows)
 	}
 	scale("scaleAVX512", func() reg.VecVirtual { return build.ZMM() }, 64)

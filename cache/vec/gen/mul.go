@@ -73,9 +73,9 @@ func (t *tile) panelOfW(p int) operand.Mem {
 }
 
 // loop runs step for every 4 numbers of a row.
-func (t *tile) loop(step func()) {
+func (t *tile) loop(label string, step func()) {
 	left := gp(t.k)
-	build.Label("loop")
+	build.Label(label)
 	step()
 	for _, x := range t.x {
 		if x != nil {
@@ -84,7 +84,19 @@ func (t *tile) loop(step func()) {
 	}
 	build.ADDQ(operand.Imm(panelN*panelK), t.w)
 	build.SUBQ(operand.Imm(panelK), left)
-	build.JNZ(operand.LabelRef("loop"))
+	build.JNZ(operand.LabelRef(label))
+}
+
+// rewind is back where loop began.
+func (t *tile) rewind() {
+	for _, x := range t.x {
+		if x != nil {
+			build.SUBQ(t.k, x)
+		}
+	}
+	panel := gp(t.k)
+	build.SHLQ(operand.Imm(4), panel)
+	build.SUBQ(panel, t.w)
 }
 
 // mul512 is a tile with VNNI, which multiplies unsigned weights by signed x. The weights are
@@ -113,7 +125,7 @@ func mul512(rows, panels int) {
 		w[p] = build.ZMM()
 	}
 	x := zero
-	t.loop(func() {
+	t.loop("loop", func() {
 		for p := range w {
 			build.VMOVDQU8(t.panelOfW(p), w[p])
 		}
@@ -135,45 +147,50 @@ func mul512(rows, panels int) {
 }
 
 // mul256 is a tile of one panel without VNNI: both sides are widened to 16 bits, as to
-// multiply bytes would saturate.
+// multiply bytes would saturate. The registers hold the sums of half of the columns of up to six
+// rows, so the panel is gone through twice: it is in the nearest cache by then.
 func mul256(rows int) {
 	t := newTile("AVX2", rows, 1)
-	acc := make([][4]reg.VecVirtual, rows)
-	x := make([]reg.VecVirtual, rows)
+	acc := make([][2]reg.VecVirtual, rows)
 	for r := range acc {
-		x[r] = build.YMM()
-		for g := range acc[r] {
-			acc[r][g] = build.YMM()
-			build.VPXOR(acc[r][g], acc[r][g], acc[r][g])
-		}
+		acc[r] = [2]reg.VecVirtual{build.YMM(), build.YMM()}
 	}
-	w, product := build.YMM(), build.YMM()
-	t.loop(func() {
-		for r := range x {
-			build.VPBROADCASTD(t.rowOfX(r), x[r].AsX())
-			build.VPMOVSXBW(x[r].AsX(), x[r])
-		}
-		for g := range 4 {
-			build.VPMOVZXBW(operand.Mem{Base: t.w, Disp: 16 * g}, w)
-			for r := range x {
-				build.VPMADDWD(x[r], w, product)
-				build.VPADDD(product, acc[r][g], acc[r][g])
+	w := [2]reg.VecVirtual{build.YMM(), build.YMM()}
+	x, product := build.YMM(), build.YMM()
+	dst := t.dst
+	for half := range 2 {
+		for r := range acc {
+			for g := range w {
+				build.VPXOR(acc[r][g], acc[r][g], acc[r][g])
 			}
 		}
-	})
-	for r := range acc {
-		// each column has two sums, in neighbouring lanes; that of x's row, times 128, is too much
-		extra := x[r]
-		build.VPBROADCASTD(operand.Mem{Base: t.sums, Disp: 4 * r}, extra)
-		build.VPSLLD(operand.Imm(7), extra, extra)
-		for half := range 2 {
-			sum := acc[r][2*half]
-			build.VPHADDD(acc[r][2*half+1], sum, sum)
+		label := fmt.Sprintf("half%d", half)
+		t.loop(label, func() {
+			for g := range w {
+				build.VPMOVZXBW(operand.Mem{Base: t.w, Disp: 32*half + 16*g}, w[g])
+			}
+			for r := range acc {
+				build.VPBROADCASTD(t.rowOfX(r), x.AsX())
+				build.VPMOVSXBW(x.AsX(), x)
+				build.VPMADDWD(x, w[0], product)
+				build.VPADDD(product, acc[r][0], acc[r][0])
+				build.VPMADDWD(x, w[1], x)
+				build.VPADDD(x, acc[r][1], acc[r][1])
+			}
+		})
+		row := gp(dst)
+		for r := range acc {
+			// each column has two sums, in neighbouring lanes; that of x's row, times 128, is too much
+			build.VPBROADCASTD(operand.Mem{Base: t.sums, Disp: 4 * r}, x)
+			build.VPSLLD(operand.Imm(7), x, x)
+			sum := acc[r][0]
+			build.VPHADDD(acc[r][1], sum, sum)
 			build.VPERMQ(operand.Imm(0b11011000), sum, sum)
-			build.VPSUBD(extra, sum, sum)
-			build.VMOVDQU(sum, operand.Mem{Base: t.dst, Disp: 32 * half})
+			build.VPSUBD(x, sum, sum)
+			build.VMOVDQU(sum, operand.Mem{Base: row, Disp: 32 * half})
+			build.ADDQ(t.dstStride, row)
 		}
-		build.ADDQ(t.dstStride, t.dst)
+		t.rewind()
 	}
 	build.VZEROUPPER()
 	build.RET()
