@@ -68,6 +68,8 @@ func TestSemanticRefuses(t *testing.T) {
 		"mode: static, threshold: 0.5":   "0.5 looks like a distance",
 		"mode: static, threshold: 0":     "0 looks like a distance",
 		"mode: static, threshold: 95":    at + ".threshold: 95 looks like a percentage: write 0.95;",
+		"mode: static, threshold: 100":   at + ".threshold: 100 looks like a percentage: write 1;",
+		"mode: static, threshold: 50":    at + ".threshold: 50 is no similarity",
 		"mode: static, threshold: 1.2":   at + ".threshold: 1.2 is no similarity",
 		"mode: static, threshold: 300":   at + ".threshold: 300 is no similarity",
 		"mode: static, threshold: -0.5":  at + ".threshold: a factor is a decimal between",
