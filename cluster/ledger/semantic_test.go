@@ -119,6 +119,9 @@ func TestSemanticRefuses(t *testing.T) {
 	if _, err := ParsePolicy([]byte(surfaced(keeping + ", semantic: true"))); err == nil || !strings.Contains(err.Error(), "must be a mapping of mode, threshold") {
 		t.Errorf("semantic: true: %v", err)
 	}
+	if _, err := ParsePolicy([]byte(asked(keeping, "embedder: e6, verifier: x"))); err == nil || strings.Contains(err.Error(), "embeds") || strings.Count(err.Error(), "there is no model") != 2 {
+		t.Errorf("two models that are none: %v", err)
+	}
 	ambiguous := strings.Replace(asked(keeping, "embedder: builtin"), "name: m,", "name: builtin,", 1)
 	if _, err := ParsePolicy([]byte(ambiguous)); err == nil || !strings.Contains(err.Error(), "semantic.embedder: builtin is the program's own model, and a model of the policy is called so, too") {
 		t.Errorf("a model called builtin: %v", err)
