@@ -21,7 +21,7 @@ import (
 
 func cacheCommand() *cobra.Command {
 	return group("cache", "End kept answers, fill the cache ahead, and see what it does and why",
-		invalidateCommand(), generationsCommand(), cacheStatsCommand(), explainKeyCommand(), warmCommand())
+		invalidateCommand(), generationsCommand(), cacheStatsCommand(), explainKeyCommand(), warmCommand(), calibrateCommand())
 }
 
 func invalidateCommand() *cobra.Command {
