@@ -277,12 +277,12 @@ func (p *pair) numbersOf(t, u *Text, swapped bool) {
 func (p *pair) sameUnit(t *Text, i int, u *Text, j int) bool {
 	for _, da := range [2]int{1, -1} {
 		a := t.at(i + da)
-		if a == nil || a.lex == nil {
+		if a == nil || a.lex == nil || a.flags&tSkip != 0 {
 			continue
 		}
 		for _, db := range [2]int{1, -1} {
 			b := u.at(j + db)
-			if b == nil || b.lex == nil {
+			if b == nil || b.lex == nil || b.flags&tSkip != 0 {
 				continue
 			}
 			for _, v := range a.lex.vals {
@@ -469,13 +469,54 @@ func (p *pair) group(g uint16) {
 		if onlyA != nil && onlyB != nil && (onlyA.flags^onlyB.flags)&tNegated != 0 && gr.kind == KindAntonym {
 			return // "is not accepted", "is rejected": whether that is so is the negation's business
 		}
+		if onlyA != nil && onlyB != nil && p.converse(onlyA, onlyB) {
+			return
+		}
 		if onlyA != nil && onlyB != nil || gr.strict && hardA && hardB {
 			p.refuse(gr.kind, onlyA, onlyB)
 		}
-	case gr.strict && (gr.kind == KindAntonym || gr.kind == KindQuantifier) && p.leftA > 1 && p.leftB > 1:
+	case gr.strict && (gr.kind == KindAntonym || gr.kind == KindQuantifier) && p.leftA > 0 && p.leftB > 0:
+		// Put otherwise; where nothing else differs, one word more is seen below.
 	case gr.strict && (anyA && hardA || anyB && hardB):
 		p.refuse(gr.kind, onlyA, onlyB)
 	}
+}
+
+// converse reports whether two words are one trade seen from its two sides: "do you sell
+// stamps" or "where are stamps sold", and "can I buy stamps".
+func (p *pair) converse(s, t *token) bool {
+	if s.stem != "sell" && t.stem != "sell" {
+		return false
+	}
+	who, whom := p.a.trader(s), p.b.trader(t)
+	return who != whom && who != 0 && whom != 0
+}
+
+// trader is who is named before a word for buying or selling, as speaks tells it; -1 where
+// it is passive, 0 where nobody is named.
+func (t *Text) trader(tok *token) int {
+	at := 0
+	for at < len(t.tokens) && &t.tokens[at] != tok {
+		at++
+	}
+	for i := at - 1; i >= max(at-4, 0); i-- {
+		switch w := t.tokens[i].word; w {
+		case "is", "are", "was", "were", "be":
+			if tok.word != tok.stem {
+				return -1
+			}
+		default:
+			if who := speaks(w); who != 0 {
+				return who
+			}
+		}
+	}
+	for i := at - 1; i >= 0; i-- {
+		if w := t.tokens[i].word; (w == "are" || w == "is") && tok.word == "sold" {
+			return -1
+		}
+	}
+	return 0
 }
 
 // extra finds a token of t with a value of the group that no token of u has. Words that

@@ -13,11 +13,11 @@ func (p *pair) negation() {
 			p.refuse(KindNegation, s, t)
 		}
 	case a.negations > 0:
-		if !a.fails(b, p.toB[:len(a.core)]) {
+		if !a.fails(b) {
 			p.refuse(KindNegation, a.negator(), nil)
 		}
 	default:
-		if !b.fails(a, p.toA[:len(b.core)]) {
+		if !b.fails(a) {
 			p.refuse(KindNegation, nil, b.negator())
 		}
 	}
@@ -34,21 +34,12 @@ func (t *Text) negator() *token {
 
 // fails reports whether u may tell in plain words what t tells by saying no: it names a
 // failure that t does not name, or nothing that t denies.
-func (t *Text) fails(u *Text, matched []int16) bool {
+func (t *Text) fails(u *Text) bool {
 	if failing(u, t) {
 		return true
 	}
-	denied := false
-	for i, ti := range t.core {
-		if t.tokens[ti].flags&tNegated == 0 {
-			continue
-		}
-		if matched[i] >= 0 {
-			return false
-		}
-		denied = true
-	}
-	return denied
+	denied := t.denied()
+	return denied != nil && !u.has(denied)
 }
 
 // failing reports whether t names a failure that u does not name.
@@ -201,11 +192,11 @@ func (p *pair) apart() bool {
 func unanswered(t, u *Text) bool {
 	missing := t.asks &^ compatible(u.asks|u.answers)
 	switch {
-	case t.asks&^missing != 0 && t.asks&whResult == 0:
+	case t.asks&^missing != 0 && t.asks&whResult == 0 || t.asks&whHow != 0:
 		return false
 	case t.asks&whIf != 0:
 		return false
-	case t.asks&whResult != 0:
+	case t.asks&whResult != 0 && t.asks&whHow == 0:
 		return u.answers&whResult == 0
 	case t.asks&(whHow|whWhere) != 0:
 		return u.yesNo && u.modal&(modalMust|modalShould|modalWill|modalDid) != 0
@@ -339,7 +330,7 @@ func (t *Text) subject() *token {
 
 func speaks(w string) int {
 	switch w {
-	case "they", "them":
+	case "they", "them", "he", "him", "she", "her":
 		return 3
 	case "i", "we", "me", "us":
 		return 1
@@ -431,7 +422,7 @@ func opposed(s, t string) bool {
 	for _, o := range [...][2]string{
 		{"from", "to"}, {"from", "into"}, {"before", "after"}, {"over", "under"}, {"above", "below"}, {"to", "by"},
 		{"from", "toward"}, {"in", "out"}, {"on", "off"}, {"up", "down"}, {"into", "out"}, {"with", "without"},
-		{"all", "any"}, {"every", "any"}, {"everything", "anything"}, {"both", "either"}, {"all", "some"}, {"we", "they"}, {"from", "towards"}, {"by", "than"}, {"until", "from"}, {"into", "than"}, {"from", "onto"},
+		{"all", "any"}, {"every", "any"}, {"everything", "anything"}, {"both", "either"}, {"all", "some"}, {"all", "both"}, {"we", "they"}, {"from", "towards"}, {"by", "than"}, {"until", "from"}, {"into", "than"}, {"from", "onto"},
 	} {
 		if s == o[0] && t == o[1] || s == o[1] && t == o[0] {
 			return true
@@ -594,7 +585,7 @@ const narrowed = 3
 // answers, but it knows that nothing says they want the same. So for one word more.
 func (p *pair) substitution() {
 	p.minimal()
-	if p.leftA+p.leftB <= 1 && p.a.count("or") != p.b.count("or") && p.a.count("and")+p.b.count("and") == 0 {
+	if min(p.leftA, p.leftB) == 0 && p.a.count("or") != p.b.count("or") && p.a.count("and")+p.b.count("and") == 0 {
 		p.refuse(KindQuantifier, nil, nil) // "A or B?", "B?"
 	}
 	a, b := p.a, p.b
