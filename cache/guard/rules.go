@@ -518,7 +518,26 @@ func (p *pair) exchanged(i, k, j, l int) bool {
 			return true
 		}
 	}
-	return k == i+1 && a.asks&b.asks&whWho != 0
+	if k > i+1 {
+		return false
+	}
+	return a.asks&b.asks&whWho != 0 || p.hinge(int(a.core[i]), int(a.core[k]), int(b.core[l]), int(b.core[j]))
+}
+
+// hinge reports whether one light word stands between both pairs of tokens: "does Sam like Kim?"
+func (p *pair) hinge(i, k, l, j int) bool {
+	for m := i + 1; m < k; m++ {
+		s := &p.a.tokens[m]
+		if s.is(fFunction) || !s.is(fLight|fVague) {
+			continue
+		}
+		for n := l + 1; n < j; n++ {
+			if p.b.tokens[n].stem == s.stem {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // counted reports whether a number stands before a topic word.
