@@ -77,7 +77,7 @@ func member(files *zip.Reader, name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wheel: %w", err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxMember))
 	if err != nil {
 		return nil, fmt.Errorf("wheel: read %s: %w", name, err)
