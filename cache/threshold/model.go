@@ -21,10 +21,10 @@ const (
 	background      = 0.20 // the similarity of a neighbour that always speaks against
 	priorPrecision  = 2.0  // of each weight
 	entryVariance   = 1.0  // of an entry's own deviation, in logits
-	minLabels       = 40   // among what would be served, before anything is
+	minLabels       = 40   // among what would be served, before anything is; or more, for bounds below 1/minLabels
 	pseudoWrong     = 2.0  // wrong labels that count for the model's own word on how many there are
 	cutConfidence   = 0.9  // of the bound at the cut
-	leastWrong      = 0.01 // the share of wrong ones that the weights may go down to: what they say of the far end is a guess
+	leastWrong      = 0.01 // the share of wrong ones that the weights may go down to: of the far end they only guess
 	maxFitSteps     = 12   // of Newton's method, which takes some five
 )
 
@@ -162,7 +162,7 @@ func (m *model) findCut(rows []evidence, hitBound, bound float64) {
 		labelled += float64(r.n.labelled)
 		wrong += float64(r.n.labelled - r.n.same)
 		expected += float64(r.n.labelled) * q
-		if labelled < minLabels || seen == 0 || i+1 < len(rows) && rows[i+1].logit == r.logit {
+		if labelled*hitBound < 1 || labelled < minLabels || seen == 0 || i+1 < len(rows) && rows[i+1].logit == r.logit {
 			continue
 		}
 		excess := gammaQuantile(cutConfidence, pseudoWrong+wrong) / (pseudoWrong + expected)

@@ -98,6 +98,9 @@ func share(a, b int) float64 {
 // HitRate is the share of requests that were served.
 func (r *Result) HitRate() float64 { return share(r.Served, r.Requests) }
 
+// LateHitRate is the share of the second half of the requests that was served, when there was something to go by.
+func (r *Result) LateHitRate() float64 { return share(r.LateServed, r.LateRequests) }
+
 // PerRequest is the share of requests that were answered wrongly.
 func (r *Result) PerRequest() float64 { return share(r.Wrong, r.Requests) }
 
