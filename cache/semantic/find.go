@@ -14,6 +14,8 @@ const (
 	// searchFirst neighbours are asked for; where too many of them will not do, searchMore.
 	searchFirst = 12
 	searchMore  = 64
+	// maxCandidates is how many of those that will do guards look at, the nearest first.
+	maxCandidates = 16
 	// probeFrom is the similarity from which a pair that guards refuse, or of which less than probeOverlap of the
 	// words agree, looks like an attempt to collide.
 	probeFrom    = 0.97
@@ -94,11 +96,11 @@ func (s *shard) near(now int64, p *partition, q *Question) []neighbor {
 		}
 		s.mu.Unlock()
 		out = slices.DeleteFunc(out, func(n neighbor) bool { return s.unfit(now, n.e) || !n.e.has(q.Tags) })
-		if len(out) >= threshold.MaxNeighbors || len(found) < k {
+		if len(out) >= threshold.MaxNeighbors || len(found) < k { // there are enough, or no more
 			break
 		}
 	}
-	return out[:min(len(out), threshold.MaxNeighbors)]
+	return out[:min(len(out), maxCandidates)]
 }
 
 // unfit says whether an entry is over or was invalidated, and drops one that is.
@@ -123,17 +125,20 @@ func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, near []neig
 	}
 	ev := threshold.Evidence{Pool: sc.pool}
 	question := guard.Parse(q.Text)
-	for _, n := range near {
+	for i, n := range near {
+		if i >= threshold.MaxNeighbors && f.e != nil {
+			break // further ones are of use as candidates only
+		}
 		v := question.Compare(n.e.parsed)
 		switch {
-		case v.Allowed():
-			if f.e == nil {
-				f.e = n.e
-				ev.Similarity, ev.Answer, ev.Own = n.similarity, n.class, &n.e.obs
-			}
-			ev.Neighbors = append(ev.Neighbors, threshold.Neighbor{Similarity: n.similarity, Answer: n.class})
-		case f.refused == nil:
+		case v.Allowed() && f.e == nil:
+			f.e = n.e
+			ev.Similarity, ev.Answer, ev.Own = n.similarity, n.class, &n.e.obs
+		case !v.Allowed() && f.refused == nil:
 			f.refused, f.id, f.similarity = v.Refused, n.e.id, n.similarity
+		}
+		if i < threshold.MaxNeighbors {
+			ev.Neighbors = append(ev.Neighbors, threshold.Neighbor{Similarity: n.similarity, Answer: n.class, Refused: !v.Allowed()})
 		}
 	}
 	if f.refused != nil {
@@ -228,7 +233,7 @@ type lesson struct {
 // learn takes a label and, where it is another answer, or is asked by the same words, keeps the model's.
 func (s *shard) learn(now int64, l *lesson) outcome {
 	s.mu.Lock()
-	if s.closed || !s.first(l.once) {
+	if s.closed || l.once != 0 && !s.once.add(l.once) {
 		s.mu.Unlock()
 		return keptNewer
 	}
@@ -302,9 +307,11 @@ func (s *shard) label(sc *scope, e *entry, l *lesson) {
 	}
 }
 
-// wrong evicts an entry of which somebody says that its answer is wrong, and counts its last hits as such.
+// wrong evicts an entry of which somebody says that its answer is wrong, and counts its last hits as such. It does not come
+// back by a move that was under way.
 func (s *shard) wrong(id uint64) (k scopeKey, found bool) {
 	s.mu.Lock()
+	s.reported.add(id)
 	e := s.entries[id]
 	if e == nil {
 		s.mu.Unlock()

@@ -1,6 +1,7 @@
 package semantic
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,11 +135,11 @@ func (c *Cache) there(ctx context.Context, address string, q *Question) Answer {
 
 // Learn takes the model's answer to q, to which a was what Ask said, and what comparing it with a's found. It is kept (entry,
 // unless nil; its Age counts from the fill, its Life.TTL is how long) where it is another answer than the candidate's, or
-// there was none; it takes the place of one to the same words. It does not wait; where too much is under way, or the text, the
+// there was none; it takes the place of one to the same words. An Answer is learnt from once. It does not wait; where too much is under way, or the text, the
 // body or the vector are out of bounds, it is dropped. q, a and entry must not be changed afterwards.
 func (c *Cache) Learn(_ context.Context, q *Question, a *Answer, l Label, entry *cache.Entry) {
 	job := &lesson{
-		place: q.place(), once: c.draw(), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, label: l,
+		place: q.place(), once: cmp.Or(a.once, c.draw()), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, label: l,
 		entry: entry, text: q.Text, vector: q.Vector, came: c.cfg.Now(),
 	}
 	if entry == nil && (!l.Known || a.id == 0) {
@@ -292,35 +293,59 @@ func (c *Cache) tellAll(ctx context.Context) {
 	}
 }
 
-// tell tells them once: of all, or of what was asked since.
+// tell tells them once: of what was asked since the last two times; of all, where that is so or a node has not heard of all.
 func (c *Cache) tell(ctx context.Context, all bool) {
-	since := c.cfg.Now() - 2*int64(tellEvery)
-	if all {
-		since = 0
-	}
-	messages := c.shard.sketches(since, c.node)
-	if len(messages) == 0 {
-		return
-	}
+	everything := sync.OnceValue(func() []*pb.TellRequest { return c.shard.sketches(0, c.node) })
+	some := sync.OnceValue(func() []*pb.TellRequest { return c.shard.sketches(c.cfg.Now()-2*int64(tellEvery), c.node) })
 	c.each(func(address string) {
-		for _, m := range messages {
-			cl, err := c.client(address)
-			if err != nil {
-				return
-			}
-			bounded, cancel := context.WithTimeout(ctx, tellFor)
-			_, err = cl.Tell(bounded, m)
-			cancel()
-			if ctx.Err() != nil {
-				return
-			}
-			c.judge(address, answered(err))
-			if err != nil {
-				c.cfg.Logger.Debug("a node did not hear what was counted", "address", address, "error", err.Error())
+		whole := all || !c.hasHeard(address)
+		messages := some
+		if whole {
+			messages = everything
+		}
+		for _, m := range messages() {
+			if !c.tellOne(ctx, address, m) {
+				c.heard(address, false)
 				return
 			}
 		}
+		if whole {
+			c.heard(address, true)
+		}
 	})
+}
+
+// tellOne tells whether it was heard.
+func (c *Cache) tellOne(ctx context.Context, address string, m *pb.TellRequest) bool {
+	cl, err := c.client(address)
+	if err != nil {
+		return false
+	}
+	bounded, cancel := context.WithTimeout(ctx, tellFor)
+	defer cancel()
+	_, err = cl.Tell(bounded, m)
+	if ctx.Err() == nil {
+		c.judge(address, answered(err))
+	}
+	if err != nil {
+		c.cfg.Logger.Debug("a node did not hear what was counted", "address", address, "error", err.Error())
+	}
+	return err == nil
+}
+
+func (c *Cache) hasHeard(address string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.told[address]
+}
+
+func (c *Cache) heard(address string, all bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.told) >= maxBroken {
+		clear(c.told)
+	}
+	c.told[address] = all
 }
 
 // sketches are messages of what was counted in scopes that somebody asked since.

@@ -145,6 +145,7 @@ type Answer struct {
 
 	id   uint64
 	cell threshold.Cell
+	once uint64 // names it, so that it is learnt once
 }
 
 // Label is what a comparison of the model's answer with the candidate's found.
@@ -176,6 +177,7 @@ type Cache struct {
 	mu     sync.Mutex // over what follows
 	rng    *rand.Rand
 	breaks map[string]int64 // addresses that did not answer, and until when they are passed over
+	told   map[string]bool  // addresses that have heard of all scopes
 	done   chan struct{}    // of Run; nil before
 	closed bool
 }
@@ -186,7 +188,7 @@ func New(cfg Config) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{
-		cfg: cfg, breaks: map[string]int64{}, rng: rand.New(rand.NewPCG(cfg.Rand.Uint64(), cfg.Rand.Uint64())), node: cfg.Rand.Uint64() | 1,
+		cfg: cfg, breaks: map[string]int64{}, told: map[string]bool{}, rng: rand.New(rand.NewPCG(cfg.Rand.Uint64(), cfg.Rand.Uint64())), node: cfg.Rand.Uint64() | 1,
 		moves: make(chan struct{}, maxMoves), moved: make(chan struct{}, 1), queue: queue{jobs: make(chan *lesson, maxLessons)},
 		shard: newShard(shardConfig{
 			maxBytes: cfg.MaxBytes, tenantBytes: int64(float64(cfg.MaxBytes) * cfg.TenantShare), maxPartitions: cfg.MaxPartitions,
@@ -294,6 +296,7 @@ func (c *Cache) Close() {
 func (c *Cache) Ask(ctx context.Context, q *Question) Answer {
 	began := c.cfg.Now()
 	a := c.ask(ctx, q)
+	a.once = c.draw()
 	c.met.asked(q, &a, time.Duration(c.cfg.Now()-began))
 	c.note(ctx, q, &a)
 	return a

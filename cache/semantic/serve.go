@@ -49,6 +49,9 @@ func (s *server) Learn(_ context.Context, m *pb.LearnRequest) (*pb.LearnResponse
 		return nil, s.refuse(err)
 	}
 	s.c.shard.learn(now, l)
+	if s.c.owner(l.place.key) != "" { // the views of two nodes differ: what was kept goes on
+		s.c.Moved()
+	}
 	return &pb.LearnResponse{}, nil
 }
 

@@ -20,8 +20,8 @@ const (
 	partitionFixed = 1 << 10
 	// scopeFixed is about what a scope takes: sketches and histograms.
 	scopeFixed = 8 << 10
-	// maxOnce is how many learnings are remembered, so that none counts twice.
-	maxOnce = 8192
+	// maxLately is how many learnings are remembered, so that none counts twice, and how many reports.
+	maxLately = 8192
 	// insertBurst is how many seconds' worth of a tenant's inserts may come at once.
 	insertBurst = 10
 	// maxDeaths is how many entries one sweep takes at most.
@@ -63,10 +63,9 @@ type shard struct {
 	bytes      int64
 	dirty      map[*partition]struct{} // whose index has what is gone
 	slack      map[*partition]struct{} // whose index has more room than it needs
-	once       map[uint64]struct{}
-	onces      []uint64 // a ring of those in once
-	onceAt     int
-	forgot     int64 // when forget was called last
+	once       lately                  // learnings
+	reported   lately                  // ids of entries that somebody said are wrong: they may be on their way between nodes
+	forgot     int64                   // when forget was called last
 	counts     counts
 }
 
@@ -127,7 +126,7 @@ func (o outcome) String() string {
 func newShard(cfg shardConfig) *shard {
 	return &shard{
 		cfg: cfg, seed: maphash.MakeSeed(), partitions: map[cache.Key]*partition{}, entries: map[uint64]*entry{},
-		tenants: map[string]*tenant{}, scopes: map[scopeKey]*scope{}, dirty: map[*partition]struct{}{}, slack: map[*partition]struct{}{}, once: map[uint64]struct{}{},
+		tenants: map[string]*tenant{}, scopes: map[scopeKey]*scope{}, dirty: map[*partition]struct{}{}, slack: map[*partition]struct{}{},
 	}
 }
 
@@ -215,14 +214,17 @@ func (s *shard) allow(t *tenant, now int64) bool {
 }
 
 // pin finds or makes the partition that an entry is to go to, and keeps it from going until unpin.
-func (s *shard) pin(pl *place, pol *threshold.Policy, dim int, moved bool, now int64) (*partition, outcome) {
+func (s *shard) pin(pl *place, pol *threshold.Policy, f *fresh, moved bool, now int64) (*partition, outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sc := s.scopeOf(pl.scope(), pol, now)
 	if sc == nil {
 		return nil, notRoom
 	}
-	p := s.partitions[pl.key]
+	p, dim := s.partitions[pl.key], len(f.vector)
+	if _, wrong := s.reported.has[f.id]; wrong {
+		return nil, notKept
+	}
 	if p != nil && (p.place != *pl || p.dim != dim) {
 		return nil, notPlace
 	}
@@ -416,7 +418,7 @@ func (s *shard) insertOne(now int64, pl *place, pol *threshold.Policy, f *fresh,
 	case e.size > s.cfg.tenantBytes/4:
 		return notLarge
 	}
-	p, o := s.pin(pl, pol, len(f.vector), moved, now)
+	p, o := s.pin(pl, pol, f, moved, now)
 	if p == nil {
 		return o
 	}
@@ -612,22 +614,29 @@ func (s *shard) close() {
 	clear(s.slack)
 }
 
-// first says whether a learning is one that was not seen before, and remembers it. The caller holds mu.
-func (s *shard) first(once uint64) bool {
-	if once == 0 {
-		return true
-	}
-	if _, ok := s.once[once]; ok {
+// lately is the last maxLately numbers that were added. Its zero value is empty.
+type lately struct {
+	has  map[uint64]struct{}
+	ring []uint64
+	at   int
+}
+
+// add tells whether a number is new.
+func (l *lately) add(n uint64) bool {
+	if _, ok := l.has[n]; ok {
 		return false
 	}
-	if len(s.onces) < maxOnce {
-		s.onces = append(s.onces, once)
-	} else {
-		delete(s.once, s.onces[s.onceAt])
-		s.onces[s.onceAt] = once
-		s.onceAt = (s.onceAt + 1) % maxOnce
+	if l.has == nil {
+		l.has = map[uint64]struct{}{}
 	}
-	s.once[once] = struct{}{}
+	if len(l.ring) < maxLately {
+		l.ring = append(l.ring, n)
+	} else {
+		delete(l.has, l.ring[l.at])
+		l.ring[l.at] = n
+		l.at = (l.at + 1) % maxLately
+	}
+	l.has[n] = struct{}{}
 	return true
 }
 

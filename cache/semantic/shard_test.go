@@ -260,6 +260,17 @@ func TestSecondWhereNearestIsRefused(t *testing.T) {
 	}
 }
 
+func TestCandidateBeyondRefused(t *testing.T) {
+	p := newPlace1(t, nil)
+	for i := range 10 {
+		q := asks(fmt.Sprint("turn on light ", 10+i), axis(float64(i)/10))
+		p.miss(q, answerTo(q, "another"))
+	}
+	q := asks("turn on light 7", axis(5))
+	p.miss(q, answerTo(q, "7"))
+	p.want(asks("turn on light 7!", axis(0)), "7")
+}
+
 func TestTagsAndInvalidation(t *testing.T) {
 	p := newPlace1(t, nil)
 	for i := range 20 {
@@ -345,6 +356,61 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+func TestOnlyAuditsCountForTheBudget(t *testing.T) {
+	p := newPlace1(t, nil)
+	q := asks("one", axis(0))
+	p.miss(q, answerTo(q, "1"))
+	f := p.want(q, "1")
+	for _, a := range []threshold.Action{threshold.Explore, threshold.Serve, threshold.Audit} { // Serve: a verifier refused it
+		f.decision.Action = a
+		p.compared(q, f, Label{Known: true, Same: true}, nil)
+	}
+	if s := p.surfaces()[0]; s.Same != 3 || s.Budget.Audited != 1 || f.e.obs.Len() != 3 {
+		t.Errorf("%d labels, %d audits, %d observations", s.Same, s.Budget.Audited, f.e.obs.Len())
+	}
+}
+
+func TestMovedWhileLearning(t *testing.T) {
+	p := newPlace1(t, nil)
+	for i, text := range []string{"one", "two"} {
+		q := asks(text, axis(float64(90*i)))
+		p.miss(q, answerTo(q, text))
+	}
+	one := asks("one", axis(0))
+	f := p.want(one, "one")
+	batch := p.batch(f.e.p, p.now)
+	if len(batch) != 2 {
+		t.Fatalf("%d entries to move", len(batch))
+	}
+	f.decision.Action = threshold.Audit
+	p.compared(one, f, Label{Known: true, Same: true}, nil)
+	p.release(batch)
+	again := p.batch(f.e.p, p.now)
+	if len(p.entries) != 1 || len(again) != 1 || again[0].text != "one" {
+		t.Fatalf("%d entries are left, %d to move", len(p.entries), len(again))
+	}
+	other := newPlace1(t, nil)
+	for _, h := range append(batch, again...) {
+		if o := other.insert(p.now, &f.e.p.place, &one.Policy, &h.fresh, true); o != kept {
+			t.Errorf("%q: %s", h.text, o)
+		}
+	}
+	p.release(again)
+	if g := other.want(one, "one"); g.e.obs.Len() != 1 || g.id != f.id || len(other.entries) != 2 || len(p.partitions) != 0 {
+		t.Errorf("%d observations of %x; %d entries there, %d partitions here", g.e.obs.Len(), g.id, len(other.entries), len(p.partitions))
+	}
+}
+
+func TestNearInVectorFarInWords(t *testing.T) {
+	p := newPlace1(t, nil)
+	stored := asks("How do I reset my password?", axis(0))
+	p.miss(stored, answerTo(stored, "so"))
+	f := p.want(asks("what steps are needed for a login recovery", axis(5)), "")
+	if f.e == nil || !f.probe || f.decision.Action != threshold.Explore || f.decision.Why != whyProbe {
+		t.Errorf("%s: %s, refused %v", f.decision.Action, f.decision.Why, f.refused)
+	}
+}
+
 func TestInsertsWhatIsAnother(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -382,6 +448,15 @@ func TestClasses(t *testing.T) {
 	d := put("d", 30, Label{AnswerHash: 3, AnswerVector: axis(60), Answers: 0.9})
 	e := put("e", 40, Label{})
 	f := put("f", 50, Label{AnswerVector: axis(60), Answers: 0.9})
+	q := asks("g", axis(1)) // near a, whose answer it is not, by what the words say; they are too alike for the vectors
+	near := p.partitions[q.Partition].texts[textHash(p.seed, "a")]
+	p.learn(p.now, &lesson{
+		place: q.place(), policy: q.Policy, id: near.id, similarity: 0.99, action: threshold.Audit, entry: answerTo(q, "g"), text: "g", vector: q.Vector, came: p.now,
+		label: Label{Known: true, AnswerVector: axis(1), Answers: 0.9},
+	})
+	if g := p.partitions[q.Partition].texts[textHash(p.seed, "g")].class; g == a {
+		t.Error("an answer is of the class of one that it was found to differ from")
+	}
 	if a != b || b != c || d == a || e == a || e == d || f != d {
 		t.Errorf("classes %x %x %x %x %x %x", a, b, c, d, e, f)
 	}
