@@ -48,6 +48,7 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto \
 		proxy/journal/journalpb/journal.proto cache/cachepb/cache.proto cache/semantic/semanticpb/semantic.proto
 	cp "$$($(GO) env GOROOT)/lib/time/zoneinfo.zip" cluster/ledger/zoneinfo.zip
+	cd cache/vec/gen && $(GO) run . -out ../kernels_amd64.s -stubs ../kernels_amd64.go -pkg vec
 
 SOAK ?= 10m
 soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then MONEY_SEEDS and SEEDS of the simulations, then a million steps of the hunt for leaks; nothing may be left behind, or lost

@@ -41,13 +41,15 @@
 //   - A fill ends exactly once: stored, shared, failed, broken or given up. It is stored before its
 //     own client can know that the answer is whole, and its call goes on without that client as long as
 //     others wait; a client that reads slowly holds up none of them (detached).
+//   - An answer to a question that means the same is looked for by who leads, after all that is kept of this
+//     very question, and goes to those who wait as what it is: it is never kept as an answer to theirs.
 //   - Nothing is cut in the middle for quota. What an answer takes beyond its estimate is debt.
 //   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
 //     where it is an alias, include_usage of a stream, and the one chunk that it adds; under
 //     a strict budget the cap of the answer.
 //   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
 //     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame, maxAnswerHeld,
-//     maxRefreshes, maxEmbeddings, maxCacheTags, maxEntryTags.
+//     maxRefreshes, maxSemantic, maxEmbeddings, maxCacheTags, maxEntryTags.
 //   - No prompt, answer or key is ever in a log line or a metric.
 //
 // # What a request is charged
@@ -101,7 +103,7 @@
 //
 // # What it leaves out
 //
-// The semantic cache, the queue, shedding by cost and breakers come with their capabilities, and with
+// The queue, shedding by cost and breakers come with their capabilities, and with
 // them more rungs; CheckRung refuses those that would have no effect yet.
 // Whose a stored response is (owners) is known to this process only and forgotten when it
 // ends; the response is then not found.

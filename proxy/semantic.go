@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"headgate/proxy/openai"
 )
 
 // maxSemantic bounds how long the search for a similar question may hold a request up.
@@ -23,6 +25,7 @@ type Semantic interface {
 type SemanticQuestion struct {
 	Context *CacheContext // with its generations; good until Ask returns
 	Surface *Surface      // whose Semantic is set
+	Kind    openai.Kind   // of the answer
 	Least   float64       // similarity below which its client wants no answer of another question's
 	Tags    []string      // that the answer must have
 	Request string        // its id, for logs
@@ -49,8 +52,8 @@ type SemanticCache struct {
 	Audit         float64       // the share of would-be hits that the model is asked about
 	Answers       float64       // similarity from which on two answers say the same
 	TTL           time.Duration // how long an answer serves others
-	Embedder      string        // builtin, or a model of the policy
-	Verifier      string        // a model of the policy; "": none
+	Embedder      *Model        // that turns questions into vectors; nil: the gateway's own
+	Verifier      *Model        // that is asked where it is a close thing; nil: none
 }
 
 // leastSimilarity reads how similar a question has to be whose answer the client takes.
@@ -82,7 +85,7 @@ func (x *exchange) similar(metered bool) (served bool) {
 	if _, err := x.p.cfg.Cache.Key(&cc); err != nil { // it fills in the generations
 		return false
 	}
-	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Least: c.least, Tags: c.tags, Request: x.id})
+	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Kind: x.route.kind, Least: c.least, Tags: c.tags, Request: x.id})
 	c.waited += time.Since(began)
 	if t.Hit == nil {
 		c.learn = t.Learn

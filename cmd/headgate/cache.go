@@ -21,7 +21,7 @@ import (
 
 func cacheCommand() *cobra.Command {
 	return group("cache", "End kept answers, fill the cache ahead, and see what it does and why",
-		invalidateCommand(), generationsCommand(), cacheStatsCommand(), explainKeyCommand(), warmCommand(), calibrateCommand())
+		invalidateCommand(), generationsCommand(), cacheStatsCommand(), explainKeyCommand(), warmCommand(), calibrateCommand(), wrongCommand(), recentCommand())
 }
 
 func invalidateCommand() *cobra.Command {
@@ -147,16 +147,17 @@ func printCacheStats(w io.Writer, s admin.CacheStats) {
 		fmt.Fprintln(w, "cut off\tit does not hear of invalidations")
 	}
 	if len(s.Surfaces) > 0 {
-		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tLIVE\tSTALE\tPARTIAL\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT KEPT\tNOT CACHEABLE\tALERTS")
+		fmt.Fprintln(w, "\nTENANT\tSURFACE\tEXACT\tSEMANTIC\tLIVE\tSTALE\tPARTIAL\tMISSES\tHIT RATE\tLAST 10 MIN\tSAVED\tNOT KEPT\tNOT CACHEABLE\tALERTS")
 	}
 	for _, l := range s.Surfaces {
 		recent := ""
 		if l.RecentOf > 0 {
 			recent = fmt.Sprintf("%.1f%% of %d", 100*l.Recent, l.RecentOf)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Live, l.Stale, l.Partial, l.Misses, 100*l.HitRate, recent,
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%.1f%%\t%s\t%s\t%s\t%s\t%s\n", l.Tenant, l.Surface, l.Exact, l.Semantic, l.Live, l.Stale, l.Partial, l.Misses, 100*l.HitRate, recent,
 			usd(l.Saved), reasons(l.Unkept), reasons(l.Uncacheable), strings.Join(l.Alerts, ", "))
 	}
+	printSemantic(w, s.Semantic)
 	if len(s.Templates) > 0 {
 		fmt.Fprintln(w, "\nTENANT\tSURFACE\tTEMPLATE\tMODEL\tREQUESTS\tMEAN PROMPT\tSAME START\tREAD FROM CACHE\tFINDING")
 	}

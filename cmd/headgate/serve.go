@@ -100,6 +100,7 @@ func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.Var((*span)(&c.UsageRetention), "usage-retention", "how long the usage log is kept, such as 90d (default 400d)")
 	fs.Int64Var(&c.UsageMaxBytes, "usage-max-bytes", c.UsageMaxBytes, "size of the usage log beyond which the oldest of it goes (default 10 GiB)")
 	fs.BoolVar(&c.UsageSync, "usage-sync", c.UsageSync, "let no request go on before its reservation is on the disk, so that a power cut takes none out of the usage log")
+	fs.Int64Var(&c.SemanticMaxBytes, "semantic-max-bytes", c.SemanticMaxBytes, "memory for answers that serve other wordings (default 128 MiB)")
 	fs.Int64Var(&c.CacheMaxBytes, "cache-max-bytes", c.CacheMaxBytes, "memory for kept answers (default 256 MiB)")
 	fs.DurationVar((*time.Duration)(&c.DrainTimeout), "drain-timeout", time.Duration(c.DrainTimeout), "how long requests in flight may go on after a stop")
 	fs.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")

@@ -52,6 +52,9 @@ func (n *Node) cacheBytes() int64 {
 
 // closeCache stops what the cache has running.
 func (n *Node) closeCache() {
+	if n.similar != nil {
+		n.similar.close()
+	}
 	if n.answers != nil {
 		n.answers.Close()
 	}
@@ -240,8 +243,8 @@ func (a answers) PutMany(stamp uint64, keys [][32]byte, entries []*proxy.CacheEn
 	a.Exact.PutMany(many)
 }
 
-// surfaces are the policy's, as the front door needs them.
-func surfaces(ix *ledger.Index) map[string]*proxy.Surface {
+// surfaces are the policy's, as the front door needs them; models are too.
+func surfaces(ix *ledger.Index, models map[string]*proxy.Model) map[string]*proxy.Surface {
 	out := make(map[string]*proxy.Surface, len(ix.Surfaces))
 	for name, s := range ix.Surfaces {
 		ps := &proxy.Surface{Name: name, Template: s.TemplateVersion, Share: s.Shared, Personal: s.Personal}
@@ -250,6 +253,12 @@ func surfaces(ix *ledger.Index) map[string]*proxy.Surface {
 				Life:        proxy.CacheLife{TTL: e.TTL, MaxTTL: e.MaxTTL, Stale: e.Stale, StaleIfError: e.StaleIfError, Beta: e.Beta},
 				Temperature: e.Temperature, Normalize: e.Normalize, Timestamps: e.Timestamps, Tools: e.Tools, Many: e.N,
 				Length: e.Length, MaxBytes: e.MaxBytes, Volatile: s.Volatility == "live" || s.Volatility == "personal",
+			}
+		}
+		if e := s.Semantic; e != nil {
+			ps.Semantic = &proxy.SemanticCache{
+				Mode: e.Mode, Threshold: e.Threshold, ErrorBound: e.ErrorBound, HitErrorBound: e.HitErrorBound, Audit: e.Audit, Answers: e.Answers,
+				TTL: e.TTL, Embedder: models[e.Embedder], Verifier: models[e.Verifier],
 			}
 		}
 		out[name] = ps

@@ -100,11 +100,12 @@ func TestAnswersGoOverWhole(t *testing.T) {
 
 const everything = `version: 1
 backends: [{name: b, url: "http://127.0.0.1:1"}]
-models: [{name: m, backends: [b]}]
+models: [{name: m, backends: [b]}, {name: judge, backends: [b]}]
 plans: [{name: p}]
 tenants: [{name: acme, plan: p}]
 surfaces:
-  - {name: all, template_version: v7, share: tenant, volatility: live, exact: {ttl: 1m, max_ttl: 2m, stale: 3m, stale_if_error: 4m, beta: 0.5, temperature: 0.7, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 5000}}
+  - {name: all, template_version: v7, share: tenant, volatility: live, exact: {ttl: 1m, max_ttl: 2m, stale: 3m, stale_if_error: 4m, beta: 0.5, temperature: 0.7, normalize: fold, timestamps: ok, tools: true, n: true, length: true, max_bytes: 5000},
+     semantic: {mode: static, threshold: 0.9, error_bound: 0.03, hit_error_bound: 0.04, audit: 0.06, ttl: 30s, answers: 0.8, embedder: m, verifier: judge}}
   - {name: own, sensitive: [personal], exact: {}}
   - {name: plain}
 `
@@ -119,12 +120,13 @@ func TestSurfacesGoOverWhole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := surfaces(ix)
+	m, judge := &proxy.Model{Name: "m"}, &proxy.Model{Name: "judge"}
+	got := surfaces(ix, map[string]*proxy.Model{"m": m, "judge": judge})
 	want := map[string]*proxy.Surface{
 		"all": {Name: "all", Template: "v7", Share: true, Exact: &proxy.ExactCache{
 			Life:        proxy.CacheLife{TTL: time.Minute, MaxTTL: 2 * time.Minute, Stale: 3 * time.Minute, StaleIfError: 4 * time.Minute, Beta: .5},
 			Temperature: .7, Normalize: "fold", Timestamps: true, Tools: true, Many: true, Length: true, MaxBytes: 5000, Volatile: true,
-		}},
+		}, Semantic: &proxy.SemanticCache{Mode: "static", Threshold: .9, ErrorBound: .03, HitErrorBound: .04, Audit: .06, Answers: .8, TTL: 30 * time.Second, Embedder: m, Verifier: judge}},
 		"own":   {Name: "own", Personal: true, Exact: &proxy.ExactCache{Life: proxy.CacheLife{TTL: time.Hour, MaxTTL: time.Hour, Beta: 1}, Normalize: "none", MaxBytes: 1 << 20}},
 		"plain": {Name: "plain"},
 	}
@@ -133,9 +135,11 @@ func TestSurfacesGoOverWhole(t *testing.T) {
 			t.Errorf("%s: %+v\n%+v", name, got[name], got[name].Exact)
 		}
 	}
-	for i, v := 0, reflect.ValueOf(*got["all"].Exact); i < v.NumField(); i++ {
-		if v.Field(i).IsZero() {
-			t.Errorf("nothing sets %s", v.Type().Field(i).Name)
+	for _, of := range []any{*got["all"].Exact, *got["all"].Semantic} {
+		for field, v := range reflect.ValueOf(of).Fields() {
+			if v.IsZero() {
+				t.Errorf("nothing sets %s", field.Name)
+			}
 		}
 	}
 }

@@ -100,6 +100,7 @@ func (n *Node) cacheStats(context.Context) (admin.CacheStats, error) {
 		Rejected: s.Rejected, Dropped: s.Dropped, Evicted: s.Evicted, Invalid: s.Invalid,
 	}}
 	out.Surfaces, out.Templates = n.cacheLines()
+	out.Semantic = n.similar.stats()
 	return out, nil
 }
 

@@ -53,7 +53,7 @@ type compiler struct {
 
 // snapshot is what a policy means to the front door. secret is the cluster's.
 func (c *compiler) snapshot(ix *ledger.Index, secret []byte) *proxy.Snapshot {
-	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}, Surfaces: surfaces(ix), Salted: map[string]bool{}}
+	s := &proxy.Snapshot{Revision: ix.Revision, CheckKey: ledger.CheckFormat, Models: map[string]*proxy.Model{}, Salted: map[string]bool{}}
 	for _, b := range ix.Policy.Backends {
 		if b.CacheSalt == "tenant" {
 			s.Salted[b.Name] = true
@@ -67,6 +67,7 @@ func (c *compiler) snapshot(ix *ledger.Index, secret []byte) *proxy.Snapshot {
 			s.Models[a] = m
 		}
 	}
+	s.Surfaces = surfaces(ix, s.Models)
 	var callers sync.Map // *ledger.KeyRecord → *proxy.Caller, each made when first seen
 	s.Lookup = func(hash [32]byte) (*proxy.Caller, bool) {
 		lc, ok := ix.Lookup(hash)

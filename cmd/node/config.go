@@ -57,6 +57,8 @@ type Config struct {
 	Prefilter     PrefilterConfig  `yaml:"prefilter"`
 
 	CacheMaxBytes int64 `yaml:"cache_max_bytes"` // of memory for kept answers; 0: 256 MiB
+	// SemanticMaxBytes is of memory for what serves other wordings; 0: 128 MiB.
+	SemanticMaxBytes int64 `yaml:"semantic_max_bytes"`
 
 	BudgetStatus   int      `yaml:"budget_status"`   // what an exhausted budget answers: 429, or 402 for clients that retry every 429
 	UsageRetention Duration `yaml:"usage_retention"` // of the usage log
@@ -155,6 +157,8 @@ func (c *Config) Validate() error {
 		return errors.New("usage-retention or usage-max-bytes is below 0; leave it out for the default")
 	case c.CacheMaxBytes != 0 && c.CacheMaxBytes < minCacheBytes:
 		return fmt.Errorf("cache_max_bytes %d is below %d; leave it out for %d, or leave exact out of the policy's surfaces to keep no answers", c.CacheMaxBytes, minCacheBytes, defaultCacheBytes)
+	case c.SemanticMaxBytes != 0 && c.SemanticMaxBytes < minSemanticBytes:
+		return fmt.Errorf("semantic_max_bytes %d is below %d; leave it out for %d, or leave semantic out of the policy's surfaces to answer no other wordings", c.SemanticMaxBytes, minSemanticBytes, defaultSemanticBytes)
 	case c.Upstream != "" && !c.Dev:
 		return errors.New("upstream goes with dev only; without it backends stand in the policy")
 	case c.Upstream != "" && c.Policy != "":

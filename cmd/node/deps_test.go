@@ -53,7 +53,7 @@ var arrows = []arrow{
 	{"cache/semantic", []string{"cache", "cache/cachepb", "cache/hnsw", "cache/guard", "cache/threshold", "cache/vec", "cache/semantic/semanticpb"}},
 	{"cache/calibrate", []string{"cache/embed", "cache/guard", "cache/threshold", "cache/vec"}},
 	{"bench/...", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache/...", "cmd/node", "bench/..."}},
-	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/...", "cache", "cache/embed", "cache/semantic", "cache/threshold"}},
+	{"cmd/node", []string{"limiter", "lease", "lease/budget", "cluster/...", "proxy/...", "cache", "cache/embed", "cache/guard", "cache/hnsw", "cache/semantic", "cache/threshold", "cache/vec"}},
 	{"cmd/headgate", []string{"limiter", "lease/...", "cluster/...", "proxy/...", "cache", "cache/...", "cmd/node", "bench/..."}},
 }
 

@@ -61,6 +61,7 @@ func (n *Node) stepped(v *ledger.View) {
 		n.loadLevels()
 	}
 	n.limits.Step(leaseView(v, n.cluster.Fence().Ring()))
+	n.similar.cache.Moved()
 	n.notify()
 }
 

@@ -69,6 +69,7 @@ type Node struct {
 	decisions *decisionLog // nil: none
 	money     *money
 	answers   *cache.Exact
+	similar   *similar
 	shelf     *cache.Store // of answers
 
 	cacheWatch   *cacheWatch
@@ -251,6 +252,7 @@ func (n *Node) services(s *grpc.Server) {
 	n.limits.Register(s)
 	journal.Register(s, n.money.journal)
 	n.answers.Register(s)
+	n.similar.cache.Register(s)
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -314,11 +316,14 @@ func (n *Node) build() error {
 	if err := n.openCache(); err != nil {
 		return &ConfigError{err}
 	}
+	if err := n.openSemantic(); err != nil {
+		return &ConfigError{err}
+	}
 	kept := answers{n.answers, n.caches}
 	n.cacheWatch = newCacheWatch(n.caches, n.ticks, n.registry)
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Cache: kept, Elements: kept, Hearing: n.hearing, Watch: n.cacheWatch,
+		Cache: kept, Elements: kept, Semantic: n.similar, Hearing: n.hearing, Watch: n.cacheWatch,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
 	return err
@@ -405,6 +410,7 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { return n.cluster.Run(work) })
 	start(func() error { n.limits.Run(work); return nil })
 	start(func() error { return n.answers.Run(work) })
+	start(func() error { n.similar.run(work); return nil })
 	start(func() error { n.money.budgets.Run(work); return nil })
 	start(func() error { n.money.settlePast(work); return nil })
 	start(func() error { n.follow(work); return nil })

@@ -36,7 +36,7 @@ func (n *Node) adminConfig() admin.Config {
 		Now: n.wall, ExportUsage: n.exportUsage, TopUsage: n.topUsage,
 		Override: n.overriding, SetOverride: n.setOverride, NodeKills: n.nodeKills, SetNodeKill: n.setNodeKill,
 		ExportContent: n.exportContent, EraseContent: n.eraseContent,
-		InvalidateCache: n.invalidateCache, CacheGenerations: n.cacheGenerations, CacheStats: n.cacheStats, ExplainKey: n.explainKey,
+		InvalidateCache: n.invalidateCache, CacheGenerations: n.cacheGenerations, CacheStats: n.cacheStats, ExplainKey: n.explainKey, WrongAnswer: n.wrongAnswer, CacheRecent: n.cacheRecent,
 	}
 }
 

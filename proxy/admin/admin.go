@@ -115,6 +115,10 @@ type Config struct {
 	CacheGenerations func(context.Context) ([]CacheGeneration, error)
 	CacheStats       func(context.Context) (CacheStats, error)
 	ExplainKey       func(context.Context, CacheQuestion) (CacheExplanation, error)
+	// WrongAnswer evicts an entry of the semantic cache on every node and counts it as wrong; NotFound: no node
+	// knows it. CacheRecent is what this node's requests were told last.
+	WrongAnswer func(context.Context, Actor, CacheWrong) (CacheWrongDone, error)
+	CacheRecent func(context.Context) ([]CacheDecision, error)
 
 	// This node's own, without a quorum; they expire.
 	Override    func(context.Context) (*Override, error) // nil: none
@@ -183,6 +187,8 @@ func (c Config) routes() []route {
 		{"POST cache/invalidate", RoleOperate, change(c.InvalidateCache, readInvalidation)},
 		{"GET cache/generations", RoleRead, list(c.CacheGenerations)},
 		{"GET cache/stats", RoleRead, http.HandlerFunc(c.getCacheStats)},
+		{"POST cache/wrong", RoleOperate, change(c.WrongAnswer, readWrong)},
+		{"GET cache/recent", RoleRead, list(c.CacheRecent)},
 		{"POST cache/explain-key", RoleRead, http.HandlerFunc(c.postExplainKey)},
 
 		{"GET node/override", RoleRead, one(c.Override)},

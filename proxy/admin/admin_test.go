@@ -130,6 +130,11 @@ func fakeNode() (Config, *seen) {
 	}
 	c.CacheGenerations = func(context.Context) ([]CacheGeneration, error) { return nil, nil }
 	c.CacheStats = func(context.Context) (CacheStats, error) { return CacheStats{Node: "gw-1"}, nil }
+	c.WrongAnswer = func(_ context.Context, a Actor, w CacheWrong) (CacheWrongDone, error) {
+		last = seen{a, w}
+		return CacheWrongDone{Evicted: 1}, nil
+	}
+	c.CacheRecent = func(context.Context) ([]CacheDecision, error) { return nil, nil }
 	c.ExplainKey = func(_ context.Context, q CacheQuestion) (CacheExplanation, error) {
 		last = seen{what: q}
 		return CacheExplanation{}, nil
@@ -213,6 +218,8 @@ var example = map[string]struct {
 	"POST cache/invalidate":             {RoleOperate, "cache/invalidate?tenant=acme&tag=doc-7", "what the sender of a webhook likes"},
 	"GET cache/generations":             {RoleRead, "cache/generations", ""},
 	"GET cache/stats":                   {RoleRead, "cache/stats", ""},
+	"POST cache/wrong":                  {RoleOperate, "cache/wrong", `{"entry": "00112233445566ff"}`},
+	"GET cache/recent":                  {RoleRead, "cache/recent", ""},
 	"POST cache/explain-key":            {RoleRead, "cache/explain-key", `{"tenant": "acme", "body": {"model": "m"}}`},
 	"GET node/override":                 {RoleRead, "node/override", ""},
 	"PUT node/override":                 {RoleOperate, "node/override", `{"unavailable": "deny", "for": "15m"}`},
@@ -479,7 +486,7 @@ func TestAbsentFunctions(t *testing.T) {
 func TestListsAreNeverNull(t *testing.T) {
 	c, _ := fakeNode()
 	h := Handler(c)
-	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders", "cache/generations"} {
+	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders", "cache/generations", "cache/recent"} {
 		if w := ask(h, http.MethodGet, "/admin/v1/"+path, "read", ""); w.Body.String() != "[]\n" {
 			t.Errorf("%s: %s", path, w.Body)
 		}

@@ -48,11 +48,12 @@ type CacheGeneration struct {
 
 // CacheStats is the cache of the answering node, since it was started.
 type CacheStats struct {
-	Node      string         `json:"node"`
-	Hearing   bool           `json:"hearing"` // it hears of invalidations
-	Store     CacheStore     `json:"store"`
-	Surfaces  []CacheSurface `json:"surfaces"`
-	Templates []CachePrefix  `json:"templates"`
+	Node      string          `json:"node"`
+	Hearing   bool            `json:"hearing"` // it hears of invalidations
+	Store     CacheStore      `json:"store"`
+	Surfaces  []CacheSurface  `json:"surfaces"`
+	Semantic  []CacheSemantic `json:"semantic"`
+	Templates []CachePrefix   `json:"templates"`
 }
 
 // CacheStore is what a node keeps in memory.

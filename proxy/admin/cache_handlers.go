@@ -125,6 +125,7 @@ func (c Config) getCacheStats(w http.ResponseWriter, r *http.Request) {
 	one(func(ctx context.Context) (CacheStats, error) {
 		s, err := c.CacheStats(ctx)
 		s.Surfaces, s.Templates = append([]CacheSurface{}, s.Surfaces...), append([]CachePrefix{}, s.Templates...)
+		s.Semantic = append([]CacheSemantic{}, s.Semantic...)
 		return s, err
 	}).ServeHTTP(w, r)
 }

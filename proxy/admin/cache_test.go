@@ -151,7 +151,7 @@ func TestExplainKeyQuestions(t *testing.T) {
 
 func TestCacheStatsLists(t *testing.T) {
 	c, _ := fakeNode()
-	if w := ask(Handler(c), http.MethodGet, "/admin/v1/cache/stats", "read", ""); !strings.Contains(w.Body.String(), `"surfaces": []`) || !strings.Contains(w.Body.String(), `"templates": []`) {
+	if w := ask(Handler(c), http.MethodGet, "/admin/v1/cache/stats", "read", ""); !strings.Contains(w.Body.String(), `"surfaces": []`) || !strings.Contains(w.Body.String(), `"templates": []`) || !strings.Contains(w.Body.String(), `"semantic": []`) {
 		t.Errorf("%s", w.Body)
 	}
 }

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"headgate/proxy/admin"
+)
+
+func wrongCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "wrong ENTRY", Short: "Report that an answer served to a question in other words was wrong", Args: exactly(1),
+		Long: "Report that an answer which the semantic cache served was wrong. Its entry goes on every node, and is\n" +
+			"counted as a wrong hit of its surface: enough of them, and the surface serves exact answers only.\n" +
+			"ENTRY is what X-Headgate-Cache-Entry of the answer says, and cache_entry of the request's log line.",
+		Example: "  headgate cache wrong 8f14e45fceea167a",
+	}
+	a := adminFlags(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ask := struct {
+			Entry string `json:"entry"`
+		}{args[0]}
+		return send(c, a, http.MethodPost, "/admin/v1/cache/wrong", ask, func(w io.Writer, done admin.CacheWrongDone) {
+			fmt.Fprintf(w, "entry %s of %s is counted as wrong; it was on %d nodes and is on none of them now\n", args[0], generationOf(done.Tenant, done.Surface), done.Evicted)
+			if done.Unreached > 0 {
+				warn(w, []string{fmt.Sprintf("%d nodes could not be asked: report it again when they are back", done.Unreached)})
+			}
+		})
+	}
+	return c
+}
+
+func recentCommand() *cobra.Command {
+	var served bool
+	var surface string
+	c := &cobra.Command{
+		Use: "recent", Short: "Show what the semantic cache said of a node's latest requests, and why", Args: exactly(0),
+		Long: "Show what the semantic cache said of the latest 1,000 requests of the node that is asked, the newest first:\n" +
+			"how similar the nearest question was, by what that was measured, and which guards refused it. What people\n" +
+			"asked is not shown, nor kept for it.",
+		Example: "  headgate cache recent\n  headgate cache recent --served --surface faq",
+	}
+	a := adminFlags(c)
+	c.Flags().BoolVar(&served, "served", false, "only those that were answered")
+	c.Flags().StringVar(&surface, "surface", "", "only those of this surface")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return show(c, a, http.MethodGet, "/admin/v1/cache/recent", nil, func(w io.Writer, list []admin.CacheDecision) {
+			fmt.Fprintln(w, "TIME\tTENANT\tSURFACE\tACTION\tSIMILARITY\tTHRESHOLD\tENTRY\tREFUSED BY\tWHY\tREQUEST")
+			for i := range list {
+				if d := &list[i]; (!served || d.Action == "serve") && (surface == "" || d.Surface == surface) {
+					printDecision(w, d)
+				}
+			}
+		})
+	}
+	return c
+}
+
+func printDecision(w io.Writer, d *admin.CacheDecision) {
+	action := d.Action
+	if d.Shadow {
+		action += " (shadow)"
+	}
+	similarity, threshold := "-", "-"
+	if d.Entry != "" {
+		similarity, threshold = fmt.Sprintf("%.3f", d.Similarity), fmt.Sprintf("%.3f", d.Threshold)
+	}
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Time.UTC().Format("15:04:05.000"), d.Tenant, d.Surface, action, similarity, threshold, d.Entry,
+		strings.Join(d.Refused, ","), d.Why, d.Request)
+}
+
+// printSemantic tells what the semantic cache does, and how often it is wrong.
+func printSemantic(w io.Writer, list []admin.CacheSemantic) {
+	if len(list) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nTENANT\tSURFACE\tEMBEDDER\tQUESTIONS\tIN\tSERVED\tAUDITED\tEXPLORED\tMISSED\tPROBES\tREPORTED\tWRONG OF HITS\tWRONG OF REQUESTS\tSTATE")
+	for i := range list {
+		s := &list[i]
+		state := "serves"
+		switch b := &s.Budget; {
+		case b.Tripped:
+			state = "exact only: its budget for wrong answers is exceeded"
+		case s.Served == 0:
+			state = "has served nothing"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", s.Tenant, s.Surface, s.Embedder, s.Entries, byteSize(s.Bytes), s.Served, s.Audited, s.Explored, s.Missed,
+			s.Probes, s.Reported, rate(s.Budget.Audited, s.Budget.PerHit), rate(s.Budget.Audited, s.Budget.PerRequest), state)
+	}
+}
+
+// rate is a share with its bounds, of so many that were looked at.
+func rate(of int64, r admin.CacheRate) string {
+	if of == 0 {
+		return "not known"
+	}
+	return fmt.Sprintf("%.2f%% (%.2f–%.2f%%)", 100*r.Estimate, 100*r.Lower, 100*r.Upper)
+}

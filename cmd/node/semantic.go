@@ -1,0 +1,225 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"headgate/cache"
+	"headgate/cache/embed"
+	"headgate/cache/hnsw"
+	"headgate/cache/semantic"
+	"headgate/cache/threshold"
+	"headgate/proxy"
+)
+
+const (
+	defaultSemanticBytes = 128 << 20
+	minSemanticBytes     = 1 << 20
+	maxQuestion          = 8 << 10 // bytes of one that is compared with others
+	maxLessons           = 256     // answers of models that wait to be compared; one is at a time, so that requests have the processor
+)
+
+// similar is the cache of similar questions as the front door knows it.
+type similar struct {
+	cache     *semantic.Cache
+	embedders *embedders
+	verify    func(ctx context.Context, m *proxy.Model, asked, kept string) (same bool, err error)
+	stamp     func() uint64
+	lessons   chan *lesson
+	met       *similarMetrics
+}
+
+// openSemantic makes the cache of similar questions.
+func (n *Node) openSemantic() error {
+	kept, err := semantic.New(semantic.Config{
+		Ring: n.answerOwners, Client: func(address string) (grpc.ClientConnInterface, error) { return n.cluster.Conn(address) }, Peers: n.peers,
+		Valid: n.answerValid, Now: n.ticks, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), MaxBytes: n.semanticBytes(), Crossover: measuredCrossover(), Logger: n.log, Registerer: n.registry,
+	})
+	if err != nil {
+		return err
+	}
+	n.similar = &similar{
+		cache: kept, embedders: newEmbedders(n.post), verify: verifier{n.post}.same, stamp: func() uint64 { return n.caches().Stamp() },
+		lessons: make(chan *lesson, maxLessons), met: newSimilarMetrics(n.registry),
+	}
+	return nil
+}
+
+func (n *Node) semanticBytes() int64 {
+	if n.cfg.SemanticMaxBytes == 0 {
+		return defaultSemanticBytes
+	}
+	return n.cfg.SemanticMaxBytes
+}
+
+// measuredCrossover says from how many vectors on an index is faster than a look at all: it is measured here when a
+// length is first met, which takes some milliseconds.
+func measuredCrossover() func(dim int) int {
+	var mu sync.Mutex
+	known := map[int]int{}
+	return func(dim int) int {
+		mu.Lock()
+		defer mu.Unlock()
+		n, ok := known[dim]
+		if !ok {
+			n = hnsw.Crossover(dim, time.Now)
+			known[dim] = n
+		}
+		return n
+	}
+}
+
+// peers are the addresses of all other nodes.
+func (n *Node) peers() []string {
+	c := n.joined.Load()
+	if c == nil {
+		return nil
+	}
+	var out []string
+	for _, m := range c.Fence().Ring().Members() {
+		if m.Incarnation != n.self {
+			out = append(out, m.Address)
+		}
+	}
+	return out
+}
+
+// run does what no request waits for, until ctx ends.
+func (s *similar) run(ctx context.Context) {
+	var workers sync.WaitGroup
+	workers.Go(func() { s.cache.Run(ctx) })
+	defer workers.Wait()
+	for {
+		select {
+		case l := <-s.lessons:
+			s.study(ctx, l)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *similar) close() {
+	s.cache.Close()
+	s.embedders.shut()
+}
+
+// Ask see proxy.Semantic.
+func (s *similar) Ask(ctx context.Context, q *proxy.SemanticQuestion) proxy.SemanticTurn {
+	l, outcome := s.lesson(ctx, q)
+	if l == nil {
+		return proxy.SemanticTurn{Outcome: outcome}
+	}
+	l.said = s.cache.Ask(ctx, &l.question)
+	a := &l.said
+	outcome = a.Action.String()
+	switch {
+	case a.Shadow && a.Action != threshold.Miss:
+		outcome = "shadow"
+	case a.Action == threshold.Serve && !s.verified(ctx, l):
+		outcome = "explore" // and learnt from as what would have been served
+	case a.Action == threshold.Serve:
+		return proxy.SemanticTurn{Outcome: "hit", Hit: &proxy.Cached{
+			ContentType: a.Entry.ContentType, Body: a.Entry.Body, Tags: a.Entry.Tags, Input: a.Entry.Input, CachedInput: a.Entry.CachedInput, Output: a.Entry.Output,
+			Age: a.Age, Via: a.EntryID, Similarity: min(max(a.Similarity, 0), 1), Stamp: a.Entry.Stamp,
+		}}
+	}
+	return proxy.SemanticTurn{Outcome: outcome, Learn: func(e *proxy.CacheEntry) { s.teach(l, e) }}
+}
+
+// verified says whether a close thing may be served: where the surface has a verifier, that says so.
+func (s *similar) verified(ctx context.Context, l *lesson) bool {
+	if !l.said.Borderline || l.rules.Verifier == nil {
+		return true
+	}
+	same, err := s.verify(ctx, l.rules.Verifier, l.question.Text, l.said.CachedText)
+	verdict := "another"
+	switch {
+	case err != nil:
+		verdict = "failed"
+	case same:
+		verdict = "same"
+	}
+	s.met.verified.WithLabelValues(verdict).Inc()
+	return same
+}
+
+// lesson is what q asks the cache; nil where it asks nothing, and why. The ledger is read before the
+// model is asked: what ends after that has ended the answer, too.
+func (s *similar) lesson(ctx context.Context, q *proxy.SemanticQuestion) (*lesson, string) {
+	sem := q.Surface.Semantic
+	e, err := s.embedders.of(sem.Embedder)
+	if err != nil {
+		return nil, "failed"
+	}
+	cc := cache.Context(*q.Context)
+	version := e.Version()
+	part, text, ok, err := cc.Partition(version)
+	if err != nil || !ok || len(text) > maxQuestion {
+		return nil, "unfit"
+	}
+	vectors, err := e.Embed(ctx, []string{text})
+	if err != nil {
+		if _, long := errors.AsType[*embed.TooLongError](err); long {
+			return nil, "unfit"
+		}
+		return nil, "failed"
+	}
+	return &lesson{
+		rules: sem, embedder: e, kind: q.Kind, stamp: s.stamp(),
+		question: semantic.Question{
+			Partition: part, Tenant: q.Context.Tenant, Surface: q.Surface.Name, Embedder: version, Text: text, Vector: vectors[0],
+			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request,
+		},
+	}, ""
+}
+
+// policyOf is what the surface's policy means to the cache. A mode of a later version is none.
+func policyOf(s *proxy.SemanticCache) threshold.Policy {
+	p := threshold.Policy{Threshold: s.Threshold, ErrorBound: s.ErrorBound, HitErrorBound: s.HitErrorBound, Audit: s.Audit}
+	switch s.Mode {
+	case "static":
+		p.Mode = threshold.Static
+	case "learned":
+		p.Mode = threshold.Learned
+	default:
+		p.Mode = threshold.Shadow
+	}
+	return p
+}
+
+// teach has the model's answer compared, later, with the one that was found. It does not block.
+func (s *similar) teach(l *lesson, e *proxy.CacheEntry) {
+	l.answer = answer(e)
+	l.answer.Stamp, l.answer.Life = l.stamp, cache.Life{TTL: l.rules.TTL, MaxTTL: l.rules.TTL}
+	select {
+	case s.lessons <- l:
+	default:
+		s.met.compared.WithLabelValues("dropped").Inc()
+	}
+}
+
+// similarMetrics are of what this room does; the cache counts what it decides.
+type similarMetrics struct {
+	compared *prometheus.CounterVec
+	verified *prometheus.CounterVec
+}
+
+func newSimilarMetrics(r prometheus.Registerer) *similarMetrics {
+	m := &similarMetrics{
+		compared: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headgate_semantic_comparisons_total", Help: "Answers of models that were compared with the one that would have been served, by what told (exact, facts, embedding, verifier; none: there was no other, unknown: nothing could; dropped: too many waited).",
+		}, []string{"by"}),
+		verified: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headgate_semantic_verified_total", Help: "Questions about which a verifier was asked before a similar one's answer was served (same, another, failed).",
+		}, []string{"verdict"}),
+	}
+	r.MustRegister(m.compared, m.verified)
+	return m
+}
