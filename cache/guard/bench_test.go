@@ -32,3 +32,26 @@ func BenchmarkCompare(b *testing.B) {
 		x.Compare(y)
 	}
 }
+
+// BenchmarkLexicon is what the first Parse of a process pays besides.
+func BenchmarkLexicon(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := readLexicon(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkLongest is the worst that two texts within the bounds can cost.
+func BenchmarkLongest(b *testing.B) {
+	b.ReportAllocs()
+	one, other := "", ""
+	for i := range MaxTokens {
+		one += string(rune('a'+i%26)) + string(rune('a'+i/26)) + "word "
+		other = string(rune('a'+i%26)) + string(rune('a'+i/26)) + "wort " + other
+	}
+	for b.Loop() {
+		Parse(one).Compare(Parse(other))
+	}
+}

@@ -13,25 +13,25 @@ const maxReasons = 12
 // Reason calls A. It allows two texts that are equal but for letter case, white space and
 // closing punctuation, unless one is over the bounds or holds a block of code. It is safe for concurrent use and
 // costs a few microseconds for two questions.
-func (a *Text) Compare(b *Text) Verdict {
-	if b.before(a) {
+func (t *Text) Compare(u *Text) Verdict {
+	if u.before(t) {
 		// The rules pair words greedily: in one order of the sides, the verdict is one.
-		v := b.Compare(a)
+		v := u.Compare(t)
 		for i := range v.Refused {
 			v.Refused[i].A, v.Refused[i].B = v.Refused[i].B, v.Refused[i].A
 		}
 		return v
 	}
-	p := pair{a: a, b: b}
+	p := pair{a: t, b: u}
 	switch {
-	case a.tooLong || b.tooLong:
+	case t.tooLong || u.tooLong:
 		p.refuse(KindLength, nil, nil)
-	case a.fenced || b.fenced:
+	case t.fenced || u.fenced:
 		p.refuse(KindCode, nil, nil)
-	case a.equal(b):
-	case a.foreign || b.foreign:
+	case t.equal(u):
+	case t.foreign || u.foreign:
 		p.refuse(KindScript, nil, nil)
-	case a.lang != b.lang:
+	case t.lang != u.lang:
 		p.refuse(KindLanguage, nil, nil)
 	default:
 		p.x = loaded()
@@ -88,30 +88,30 @@ func clip(t *token) string {
 }
 
 // before orders texts: shorter ones first, then by their words.
-func (a *Text) before(b *Text) bool {
-	if len(a.tokens) != len(b.tokens) {
-		return len(a.tokens) < len(b.tokens)
+func (t *Text) before(u *Text) bool {
+	if len(t.tokens) != len(u.tokens) {
+		return len(t.tokens) < len(u.tokens)
 	}
-	for i := range a.tokens {
-		if c := strings.Compare(a.tokens[i].word, b.tokens[i].word); c != 0 {
+	for i := range t.tokens {
+		if c := strings.Compare(t.tokens[i].word, u.tokens[i].word); c != 0 {
 			return c < 0
 		}
 	}
-	if c := slices.CompareFunc(a.tokens, b.tokens, func(s, t token) int { return cmp.Compare(s.flags, t.flags) }); c != 0 {
+	if c := slices.CompareFunc(t.tokens, u.tokens, func(x, y token) int { return cmp.Compare(x.flags, y.flags) }); c != 0 {
 		return c < 0
 	}
-	return slices.CompareFunc(a.quotes, b.quotes, func(s, t span) int {
-		return cmp.Or(cmp.Compare(s.from, t.from), cmp.Compare(s.to, t.to))
+	return slices.CompareFunc(t.quotes, u.quotes, func(x, y span) int {
+		return cmp.Or(cmp.Compare(x.from, y.from), cmp.Compare(x.to, y.to))
 	}) < 0
 }
 
 // equal reports whether both are the same words in the same order.
-func (a *Text) equal(b *Text) bool {
-	if len(a.tokens) != len(b.tokens) || len(a.quotes) != len(b.quotes) {
+func (t *Text) equal(u *Text) bool {
+	if len(t.tokens) != len(u.tokens) || len(t.quotes) != len(u.quotes) {
 		return false
 	}
-	for i := range a.tokens {
-		if a.tokens[i].word != b.tokens[i].word {
+	for i := range t.tokens {
+		if t.tokens[i].word != u.tokens[i].word {
 			return false
 		}
 	}
@@ -129,10 +129,8 @@ func related(a, b *token) bool {
 	}
 	if a.lex != nil && b.lex != nil {
 		for _, s := range a.lex.syns {
-			for _, r := range b.lex.syns {
-				if s == r {
-					return true
-				}
+			if slices.Contains(b.lex.syns, s) {
+				return true
 			}
 		}
 		for _, v := range a.lex.vals {

@@ -194,7 +194,7 @@ func (x *lexicon) line(section, line string) error {
 	case "form":
 		return x.form(line)
 	case "number":
-		for _, w := range strings.Fields(line) {
+		for w := range strings.FieldsSeq(line) {
 			word, num, ok := strings.Cut(w, "=")
 			if !ok {
 				return fmt.Errorf("%q has no value", w)
@@ -205,7 +205,7 @@ func (x *lexicon) line(section, line string) error {
 		return nil
 	case "synonyms":
 		x.syns++
-		for _, w := range strings.Fields(line) {
+		for w := range strings.FieldsSeq(line) {
 			lx := x.word(english, w)
 			lx.syns = append(lx.syns, x.syns)
 		}
@@ -276,7 +276,7 @@ func (x *lexicon) wh(name, line string) error {
 	if !ok {
 		return fmt.Errorf("no question word class %q", name)
 	}
-	for _, w := range strings.Fields(line) {
+	for w := range strings.FieldsSeq(line) {
 		bare := strings.TrimPrefix(w, "~")
 		lx := x.word(english, bare)
 		lx.answers |= bit
@@ -294,7 +294,7 @@ func (x *lexicon) modal(name, line string) error {
 	if !ok {
 		return fmt.Errorf("no modality %q", name)
 	}
-	for _, w := range strings.Fields(line) {
+	for w := range strings.FieldsSeq(line) {
 		x.word(english, w).modal |= bit
 	}
 	return nil
@@ -324,7 +324,7 @@ func (x *lexicon) flag(l lang, name, line string) error {
 	if !ok {
 		return fmt.Errorf("no section %q", name)
 	}
-	for _, w := range strings.Fields(line) {
+	for w := range strings.FieldsSeq(line) {
 		x.word(l, w).flags |= f
 		if f&fFunction != 0 {
 			x.votes[w] |= 1 << l
@@ -339,7 +339,7 @@ func (x *lexicon) foreign(l lang, name, line string) error {
 	if name != "" {
 		return x.flag(l, name, line)
 	}
-	for _, w := range strings.Fields(line) {
+	for w := range strings.FieldsSeq(line) {
 		word, meaning, ok := strings.Cut(w, "=")
 		if !ok {
 			return fmt.Errorf("%q has no meaning", w)

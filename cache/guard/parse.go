@@ -21,6 +21,7 @@ type Text struct {
 	lang          lang
 	yesNo         bool
 	passive       bool
+	what          bool // asks for "what" or "which"
 	fenced        bool // holds a block of code
 	foreign       bool // in a script or language that no list covers
 	tooLong       bool
@@ -538,6 +539,8 @@ func (t *Text) question() {
 			t.modal |= m
 		}
 		switch tok.word {
+		case "what", "which":
+			t.what = t.what || tok.flags&tStart != 0
 		case "he", "him", "his", "himself":
 			t.people |= personHe
 		case "she", "her", "hers", "herself":

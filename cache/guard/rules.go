@@ -159,6 +159,8 @@ func (p *pair) question() {
 		}
 	case a.yesNo && b.yesNo:
 		p.modality()
+	case a.yesNo && a.modal&modalDid != 0 && p.leftA+p.leftB <= 1, b.yesNo && b.modal&modalDid != 0 && p.leftA+p.leftB <= 1:
+		p.refuse(KindModality, a.modalWord(), b.modalWord()) // "did I put it on the list?", "put it on the list"
 	}
 }
 
@@ -201,7 +203,8 @@ func unanswered(t, u *Text) bool {
 	case t.asks&(whHow|whWhere) != 0:
 		return u.yesNo && u.modal&(modalMust|modalShould|modalWill|modalDid) != 0
 	}
-	return u.yesNo
+	// "Who owns it?", "what does owning it cost?": what answers to another question asks it.
+	return u.yesNo || u.what && u.answers&^(whHow|whContact|whWho|whWhere) != 0
 }
 
 func (t *Text) asker() *token {
@@ -417,12 +420,34 @@ func (p *pair) roles() {
 	}
 }
 
-// opposed reports whether two prepositions give opposite parts.
+// opposed reports whether two words that only join others are opposites: prepositions that
+// give opposite parts, and quantities.
 func opposed(s, t string) bool {
 	for _, o := range [...][2]string{
-		{"from", "to"}, {"from", "into"}, {"before", "after"}, {"over", "under"}, {"above", "below"}, {"to", "by"},
-		{"from", "toward"}, {"in", "out"}, {"on", "off"}, {"up", "down"}, {"into", "out"}, {"with", "without"},
-		{"all", "any"}, {"every", "any"}, {"everything", "anything"}, {"both", "either"}, {"all", "some"}, {"all", "both"}, {"we", "they"}, {"from", "towards"}, {"by", "than"}, {"until", "from"}, {"into", "than"}, {"from", "onto"},
+		{"from", "to"},
+		{"from", "into"},
+		{"from", "onto"},
+		{"from", "toward"},
+		{"from", "towards"},
+		{"from", "until"},
+		{"before", "after"},
+		{"over", "under"},
+		{"above", "below"},
+		{"in", "out"},
+		{"into", "out"},
+		{"on", "off"},
+		{"up", "down"},
+		{"with", "without"},
+		{"to", "by"},
+		{"by", "than"},
+		{"into", "than"},
+		{"all", "any"},
+		{"all", "some"},
+		{"all", "both"},
+		{"every", "any"},
+		{"everything", "anything"},
+		{"both", "either"},
+		{"we", "they"},
 	} {
 		if s == o[0] && t == o[1] || s == o[1] && t == o[0] {
 			return true
@@ -765,16 +790,16 @@ next:
 // (Jaccard's index over distinct words, function words left out where there are others): a
 // high similarity beside a low share is what a probe for collisions looks like. Synonyms
 // count as one word.
-func (a *Text) Shared(b *Text) float64 {
-	if a.tooLong || b.tooLong {
+func (t *Text) Shared(u *Text) float64 {
+	if t.tooLong || u.tooLong {
 		return 0
 	}
-	if a.equal(b) {
+	if t.equal(u) {
 		return 1
 	}
-	p := pair{a: a, b: b}
+	p := pair{a: t, b: u}
 	p.match()
-	shared := len(a.core) - p.leftA
+	shared := len(t.core) - p.leftA
 	all := shared + p.leftA + p.leftB
 	if all == 0 {
 		return 0
