@@ -142,6 +142,7 @@ func TestRules(t *testing.T) {
 		{"Is the document readable?", "Is the document unreadable?", KindAntonym},
 		{"How do I turn dark mode off?", "How do I turn on dark mode?", KindAntonym},
 		{"What does alice earn?", "What does bob earn?", KindSubstitute},
+		{"what's the weather in rio grande valley", "what's the weather in isle of wight", KindSubstitute},
 		{"Is Alice's account in order?", "Is the account in order?", KindEntity},
 		{"Mail me at a@example.com", "Mail me at b@example.com", KindEntity},
 		{`What is "foo bar"?`, `What is "foo baz"?`, KindQuote},

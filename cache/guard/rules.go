@@ -742,8 +742,9 @@ func bland(t *token) bool {
 // middle refuses what stands between the common beginning and the common end of two texts.
 func (p *pair) middle(i, m, j, n int) {
 	a, b := p.a, p.b
-	if m-i > 2 || n-j > 2 {
-		return
+	size, common := max(m-i, n-j), i+min(len(a.tokens)-m, len(b.tokens)-n)
+	if size > 2 && (size > 5 || i < 2 || common < 4 || common <= size) {
+		return // too much differs to call it one place
 	}
 	if m-i == 1 && n-j == 1 && opposed(a.tokens[i].word, b.tokens[j].word) {
 		p.refuse(KindAntonym, &a.tokens[i], &b.tokens[j])
