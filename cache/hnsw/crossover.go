@@ -10,16 +10,16 @@ import (
 // Crossover measures, in some milliseconds, up to how many vectors of dim looking at all of them
 // is faster than a graph on this machine. It is for Config.Crossover: once a process; now is a clock.
 //
-// A search of a graph with M 16 and ef 64 computes some 1,000 similarities with rows that lie anywhere,
+// A search of a graph with M 16 and ef 64 computes some 700 similarities with rows that lie anywhere,
 // and does about as much work again to choose among them; what these rows cost beside rows that lie
 // one behind the other is the number to which the crossover is in proportion.
 func Crossover(dim int, now func() time.Time) int {
 	const (
 		rows    = 1024
 		rounds  = 5
-		fetched = 900    // rows of a search
+		fetched = 700    // rows of a search
 		list    = 16     // of them at once
-		each    = 30     // ns, for choosing
+		each    = 20     // ns, for choosing
 		least   = 256    // vectors
 		most    = 16_384 // vectors
 	)

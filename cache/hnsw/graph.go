@@ -127,8 +127,11 @@ func (g *graph) drop() {
 	if len(g.layers) == 0 {
 		return
 	}
-	// Live slots become unlinked ones; the dead are free of links.
-	g.limbo = append(append(g.limbo, g.dead...), g.leaving...)
+	for slot := range uint32(g.used) { // the dead, those that leave, and those that stand for twins only
+		if g.isLinked(slot) && !g.isLive(slot) {
+			g.limbo = append(g.limbo, slot)
+		}
+	}
 	g.dead, g.mending = nil, mending{}
 	g.layers, g.tiers, g.twin, g.entry, g.ready = nil, nil, nil, none, false
 	g.twins, g.standing, g.pending = 0, 0, 0

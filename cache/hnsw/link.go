@@ -6,6 +6,10 @@ import (
 	"sync/atomic"
 )
 
+// alike is the similarity from which two vectors differ by little more than rounding. Which of many of them hides
+// which is chance; they get half of a list at most, or links would lead nowhere else.
+const alike = 1 - 1e-6
+
 // link makes a vector a vertex (algorithm 1), or the twin of one.
 func (g *graph) link(s *scratch, slot uint32) {
 	g.setLinked(slot, true)
@@ -96,9 +100,15 @@ func (g *graph) pick(s *scratch, layer int, keys []uint64, chosen []uint32, most
 	for _, vertex := range chosen {
 		s.near = append(s.near, l.slotOf(vertex))
 	}
+	alikes := 0
 	for _, key := range keys {
 		if len(chosen) >= most {
 			break
+		}
+		if similarityOf(key) >= alike {
+			if alikes++; alikes > most/2 {
+				continue
+			}
 		}
 		slot := l.slotOf(vertexOf(key))
 		if !g.hidden(s, slot, similarityOf(key)) {

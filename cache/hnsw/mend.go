@@ -1,5 +1,7 @@
 package hnsw
 
+import "slices"
+
 // Deleted vertices stay, to lead searches on, until nothing links to them any more. A pass
 // over all lists replaces the links to them by links to what they linked to, as FreshDiskANN's consolidation
 // does (Singh et al., arXiv 2105.09613, algorithm 4), a piece with every write. New links never lead to
@@ -82,27 +84,34 @@ func (g *graph) visit(s *scratch, layer int, vertex uint32) {
 	}
 }
 
-// mendList replaces the links of a vertex to the dead.
+// mendList replaces the links of a vertex to the dead, and links back from where the new ones lead: else
+// what only the dead linked to would be lost.
 func (g *graph) mendList(s *scratch, layer int, vertex uint32) {
 	l := &g.layers[layer]
 	list := l.list(vertex)
 	n := count(list)
-	s.list = s.list[:0]
+	chosen := s.chosen[layer][:0]
 	for _, to := range list[:n] {
 		if g.stands(l.slotOf(to)) {
-			s.list = append(s.list, to)
+			chosen = append(chosen, to)
 		}
 	}
-	if len(s.list) == n {
-		return
+	if kept := len(chosen); kept < n {
+		g.heirs(s, layer, vertex, list[:n])
+		chosen = g.pick(s, layer, s.keys, chosen, len(list))
+		stands := g.stands(l.slotOf(vertex))
+		if stands && len(chosen) < l.width/8 { // a whole neighbourhood is gone
+			g.strangers(s, layer, vertex, chosen)
+			chosen = g.pick(s, layer, s.keys, chosen, g.config.M)
+		}
+		store(list, chosen)
+		for _, to := range chosen[kept:] {
+			if back := l.list(to); stands && !slices.Contains(back, vertex) {
+				g.linkBack(s, layer, to, vertex)
+			}
+		}
 	}
-	g.heirs(s, layer, vertex, list[:n])
-	s.list = g.pick(s, layer, s.keys, s.list, len(list))
-	if len(s.list) < l.width/8 && g.stands(l.slotOf(vertex)) {
-		g.relink(s, layer, vertex)
-		return
-	}
-	store(list, s.list)
+	s.chosen[layer] = chosen
 }
 
 // heirs sets s.keys to what stands of that to which the dead of a list link, best first, but
@@ -128,35 +137,14 @@ func (g *graph) heirs(s *scratch, layer int, vertex uint32, list []uint32) {
 	g.rank(s, layer, vertex, s.near)
 }
 
-// relink links a vertex that has lost nearly all links as if it were new, and to the few that it has.
-func (g *graph) relink(s *scratch, layer int, vertex uint32) {
-	l := &g.layers[layer]
-	q := g.rows.at(l.slotOf(vertex))
-	s.chosen[layer] = append(s.chosen[layer][:0], s.list...)
+// strangers sets s.keys to the vertices that stand which a search for one finds, but for those in chosen.
+func (g *graph) strangers(s *scratch, layer int, vertex uint32, chosen []uint32) {
+	q := g.rows.at(g.layers[layer].slotOf(vertex))
 	from, similarity := s.approach(&g.view, q, layer)
 	g.candidates(s, layer, q, from, similarity)
-	keys := s.keys[:0]
-	for _, key := range s.keys {
-		if v := vertexOf(key); v != vertex && !has(s.chosen[layer], v) {
-			keys = append(keys, key)
-		}
-	}
-	s.chosen[layer] = g.pick(s, layer, keys, s.chosen[layer], g.config.M)
-	store(l.list(vertex), s.chosen[layer])
-	for _, to := range s.chosen[layer] {
-		if list := l.list(to); !has(list[:count(list)], vertex) {
-			g.linkBack(s, layer, to, vertex)
-		}
-	}
-}
-
-func has(list []uint32, vertex uint32) bool {
-	for _, v := range list {
-		if v == vertex {
-			return true
-		}
-	}
-	return false
+	s.keys = slices.DeleteFunc(s.keys, func(key uint64) bool {
+		return vertexOf(key) == vertex || slices.Contains(chosen, vertexOf(key))
+	})
 }
 
 // bury ends a pass: nothing links to what leaves.
@@ -165,7 +153,7 @@ func (g *graph) bury() {
 	if g.isLeaving(g.layers[top].slotOf(g.entry)) {
 		g.enterElsewhere()
 	}
-	for i := 1; i < len(g.layers); i++ {
+	for i := 1; i < min(len(g.layers), len(g.gone)); i++ { // there may be new layers, and fewer
 		g.tiers[i].limbo = append(g.tiers[i].limbo, g.gone[i]...)
 	}
 	for _, slot := range g.leaving {
