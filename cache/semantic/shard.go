@@ -148,8 +148,11 @@ func (s *shard) scopeOf(k scopeKey, p *threshold.Policy, now int64) *scope {
 	t := s.tenants[k.tenant]
 	if t == nil {
 		t = &tenant{name: k.tenant, used: list.New(), parts: list.New(), tokens: s.cfg.inserts * insertBurst, filled: now}
-		s.tenants[k.tenant] = t
 	}
+	if int64(t.scopes+1)*scopeFixed > s.cfg.tenantBytes/2 {
+		return nil
+	}
+	s.tenants[k.tenant] = t
 	t.scopes++
 	sc := newScope(k, t, p, s.cfg.rand.Uint64())
 	sc.asked = now

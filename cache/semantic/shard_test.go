@@ -502,6 +502,82 @@ func noise(n int) string {
 	return string(b)
 }
 
+func TestUsedEntriesStay(t *testing.T) {
+	p := newPlace1(t, func(c *shardConfig) { c.tenantBytes = 1 << 20 })
+	used, unused := asks("one", axis(0)), asks("two", axis(120))
+	p.miss(used, answerTo(used, "1"))
+	p.miss(unused, answerTo(unused, "2"))
+	for i := range 1000 {
+		q := asks(fmt.Sprint("question ", i), axis(200+float64(i%100)))
+		p.miss(q, answerTo(q, noise(1500)))
+		if i%100 == 0 {
+			p.want(used, "1")
+		}
+	}
+	p.want(used, "1")
+	p.want(unused, "")
+}
+
+func TestLearnedServesInTheEnd(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		p := newPlace1(t, nil)
+		served := 0
+		for i := range 2000 {
+			name := fmt.Sprint("one", strings.Repeat("!", i%20))
+			q := asks(name, axis(float64(i%20)*4))
+			q.Policy = threshold.Policy{Mode: threshold.Learned, ErrorBound: 0.2, HitErrorBound: 0.2, Audit: 0.05}
+			f := p.find(p.now, q)
+			if f.decision.Action == threshold.Serve {
+				served++
+				continue
+			}
+			p.compared(q, f, Label{Known: f.answer != nil, Same: same, AnswerHash: uint64(i + 1)}, answerTo(q, "x"))
+			p.now += int64(time.Second)
+		}
+		if same && served < 1000 || !same && served > 100 {
+			t.Errorf("answers always the same: %t; %d of 2,000 served", same, served)
+		}
+	}
+}
+
+func TestScopesAreForgotten(t *testing.T) {
+	p := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes = 1<<30, 1<<28 })
+	used, unused := asks("one", axis(0)), asks("one", axis(0))
+	unused.Surface = "other"
+	p.find(p.now, unused)
+	for range 30 {
+		p.find(p.now, used)
+		p.now += int64(time.Hour)
+		p.sweep(p.now)
+	}
+	if s := p.surfaces(); len(s) != 1 || s[0].Surface != used.Surface || s[0].Missed != 30 {
+		t.Errorf("%+v", s)
+	}
+	p.now += 2 * scopeFor
+	p.sweep(p.now)
+	if len(p.scopes) != 0 || len(p.tenants) != 0 || p.bytes != 0 {
+		t.Errorf("%d scopes, %d tenants, %d bytes", len(p.scopes), len(p.tenants), p.bytes)
+	}
+	for i := range maxScopes + 10 {
+		q := asks("one", axis(0))
+		q.Surface = fmt.Sprint(i)
+		p.now++
+		p.find(p.now, q)
+	}
+	if len(p.scopes) != maxScopes {
+		t.Errorf("%d scopes", len(p.scopes))
+	}
+	small := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes = 1<<20, 1<<18 })
+	for i := range 100 {
+		q := asks("one", axis(0))
+		q.Surface = fmt.Sprint(i)
+		small.find(small.now, q)
+	}
+	if small.bytes > 1<<17 || len(small.scopes) == 0 {
+		t.Errorf("%d scopes take %d bytes of %d", len(small.scopes), small.bytes, 1<<18)
+	}
+}
+
 func TestManyTenantsShareEvenly(t *testing.T) {
 	p := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes = 1<<20, 1<<19 })
 	put := func(tenant string, i int) {
