@@ -39,7 +39,21 @@ func (t *Text) fails(u *Text) bool {
 		return true
 	}
 	denied := t.denied()
-	return denied != nil && !u.has(denied)
+	return denied != nil && (!u.has(denied) || u.freeOf(denied))
+}
+
+// freeOf reports whether t is said to be free of something: "gluten free", "free of gluten".
+func (t *Text) freeOf(tok *token) bool {
+	for i := range t.tokens {
+		if t.tokens[i].word != "free" {
+			continue
+		}
+		before, after := t.at(i-1), t.at(i+2)
+		if before != nil && related(tok, before) || after != nil && t.tokens[i+1].word == "of" && related(tok, after) {
+			return true
+		}
+	}
+	return false
 }
 
 // failing reports whether t names a failure that u does not name.
