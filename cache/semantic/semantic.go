@@ -48,7 +48,8 @@ type Config struct {
 	MaxPartitions int
 	// InsertsPerSecond bounds the new entries of a tenant on this node; ten seconds' worth may come at once. 0: 50.
 	InsertsPerSecond float64
-	// Crossover is the size from which an index of these dimensions is faster than looking at all. nil: the index's default.
+	// Crossover is the size from which an index of these dimensions is faster than looking at all. It may take milliseconds
+	// the first time. nil: the index's default.
 	Crossover func(dim int) int
 
 	Logger     *slog.Logger          // nil: none

@@ -88,12 +88,11 @@ type tenant struct {
 
 // partition is entries that may be compared.
 type partition struct {
-	place  place
-	scope  *scope
-	dim    int
-	index  *hnsw.Index
-	write  sync.Mutex // held by who writes the index; taken before shard.mu
-	origin int64      // when it was made
+	place place
+	scope *scope
+	dim   int
+	index *hnsw.Index
+	write sync.Mutex // held by who writes the index; taken before shard.mu
 
 	// Under shard.mu.
 	gone  bool
@@ -217,7 +216,7 @@ func (s *shard) allow(t *tenant, now int64) bool {
 }
 
 // pin finds or makes the partition that an entry is to go to, and keeps it from going until unpin.
-func (s *shard) pin(pl *place, pol *threshold.Policy, f *fresh, moved bool, now int64) (*partition, outcome) {
+func (s *shard) pin(pl *place, pol *threshold.Policy, f *fresh, index hnsw.Config, moved bool, now int64) (*partition, outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sc := s.scopeOf(pl.scope(), pol, now)
@@ -238,10 +237,8 @@ func (s *shard) pin(pl *place, pol *threshold.Policy, f *fresh, moved bool, now 
 		if len(s.partitions) >= s.cfg.maxPartitions && !s.emptyOne() {
 			return nil, notRoom
 		}
-		p = &partition{
-			place: *pl, scope: sc, dim: dim, texts: map[uint64]*entry{}, origin: now,
-			index: hnsw.New(hnsw.Config{Dim: dim, Seed: s.cfg.rand.Uint64(), Crossover: s.cfg.crossover(dim)}),
-		}
+		index.Seed = s.cfg.rand.Uint64()
+		p = &partition{place: *pl, scope: sc, dim: dim, texts: map[uint64]*entry{}, index: hnsw.New(index)}
 		s.partitions[pl.key] = p
 		p.used = sc.tenant.parts.PushFront(p)
 		sc.partitions++
@@ -421,7 +418,8 @@ func (s *shard) insertOne(now int64, pl *place, pol *threshold.Policy, f *fresh,
 	case e.size > s.cfg.tenantBytes/4:
 		return notLarge
 	}
-	p, o := s.pin(pl, pol, f, moved, now)
+	index := hnsw.Config{Dim: len(f.vector), Crossover: s.cfg.crossover(len(f.vector))} // which may measure
+	p, o := s.pin(pl, pol, f, index, moved, now)
 	if p == nil {
 		return o
 	}
