@@ -104,11 +104,11 @@ func mean(rs []replay.Result, f func(*replay.Result) float64) (sum float64) {
 
 // perHit is the share of wrong ones among all hits of all seeds.
 func perHit(rs []replay.Result) float64 {
-	served, wrong := 0, 0
+	var sum replay.Result
 	for i := range rs {
-		served, wrong = served+rs[i].Served, wrong+rs[i].Wrong
+		sum.Add(&rs[i])
 	}
-	return float64(wrong) / float64(max(served, 1))
+	return sum.PerHit()
 }
 
 // reached is the greatest hit rate with at most that share of wrong hits, over the seeds pick names: at a point, or

@@ -66,7 +66,7 @@ func command(ctx context.Context, args []string) (err error) {
 	url := f.String("url", "", "server of embeddings to ask instead of the built-in model, such as http://localhost:8000")
 	model := f.String("model", "", "its model")
 	f.IntVar(&c.questions, "questions", 3000, "questions of a replay")
-	f.IntVar(&c.seeds, "seeds", 5, "replays of each set")
+	f.IntVar(&c.seeds, "seeds", 10, "replays of each set, in other orders and of other questions")
 	f.IntVar(&c.sample, "sample", 0, "questions of each set to go by (default all)")
 	if err := f.Parse(args); err != nil {
 		return err

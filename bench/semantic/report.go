@@ -110,18 +110,21 @@ func (r *report) aims(b *strings.Builder) {
 	}
 }
 
-// csv has one line a replay.
+// csv has one line for each value of a contender's parameter: sums over the orders, and the worst of them.
 func (r *report) csv() string {
 	var b strings.Builder
-	b.WriteString("set,guards,policy,parameter,seed,requests,served,wrong,explored,audited,entries,hit_rate,error_per_request,error_per_hit,late_hit_rate\n")
+	b.WriteString("set,guards,policy,parameter,orders,requests,served,wrong,explored,audited,entries,hit_rate,error_per_request,error_per_hit,worst_error_per_hit,late_hit_rate\n")
 	for _, m := range r.sets {
 		for _, k := range m.curves {
 			for i, v := range k.values {
-				for seed := range k.points[i] {
-					p := &k.points[i][seed]
-					fmt.Fprintf(&b, "%s,%t,%q,%g,%d,%d,%d,%d,%d,%d,%d,%.4f,%.5f,%.5f,%.4f\n", m.name, k.guarded, k.name, v, seed,
-						p.Requests, p.Served, p.Wrong, p.Explored, p.Audited, p.Entries, p.HitRate(), p.PerRequest(), p.PerHit(), p.LateHitRate())
+				var sum replay.Result
+				worst := 0.0
+				for _, p := range k.points[i] {
+					sum.Add(&p)
+					worst = max(worst, p.PerHit())
 				}
+				fmt.Fprintf(&b, "%s,%t,%q,%g,%d,%d,%d,%d,%d,%d,%d,%.4f,%.5f,%.5f,%.5f,%.4f\n", m.name, k.guarded, k.name, v, len(k.points[i]),
+					sum.Requests, sum.Served, sum.Wrong, sum.Explored, sum.Audited, sum.Entries, sum.HitRate(), sum.PerRequest(), sum.PerHit(), worst, sum.LateHitRate())
 			}
 		}
 	}

@@ -11,11 +11,15 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"headgate/bench/semantic/corpus"
 	"headgate/bench/semantic/replay"
 	"headgate/cache/embed"
 	"headgate/cache/threshold"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestOursDominatesStatic embeds some hundred questions of each set with the built-in model and replays them: ours
 // answers more of them than any fixed threshold with the same share of wrong hits, guards on and off, and none of its bounds is surely exceeded.
@@ -45,12 +49,12 @@ func TestOursDominatesStatic(t *testing.T) {
 				}
 			}
 			for i, bound := range learned.values {
-				var served, wrong int64
+				var sum replay.Result
 				for _, r := range learned.points[i] {
-					served, wrong = served+int64(r.Served), wrong+int64(r.Wrong)
+					sum.Add(&r)
 				}
-				if threshold.LowerBound(wrong, served, 0.95) > bound { // nine hundred questions tell no more
-					t.Errorf("%s, %s: %d of %d hits are wrong, surely above the bound of %g", m.name, word(guarded), wrong, served, bound)
+				if threshold.LowerBound(int64(sum.Wrong), int64(sum.Served), 0.95) > bound { // nine hundred questions tell no more
+					t.Errorf("%s, %s: %d of %d hits are wrong, surely above the bound of %g", m.name, word(guarded), sum.Wrong, sum.Served, bound)
 				}
 			}
 		}
@@ -65,7 +69,7 @@ func TestRun(t *testing.T) {
 	}
 	for name, words := range map[string][]string{
 		"semantic.txt": {"clinc150 with strangers", "AUC", "all-MiniLM-L6-v2", "vCache", "guards", "aims"},
-		"semantic.csv": {"set,guards,policy", `banking77,true,"ours",0.02,0,150,`},
+		"semantic.csv": {"set,guards,policy", `banking77,true,"ours",0.02,1,150,`},
 		"semantic.svg": {"wrong answers a hit", "wrong answers a request", "polyline"},
 	} {
 		b, err := os.ReadFile(filepath.Join(dir, name))

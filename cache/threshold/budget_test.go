@@ -1,8 +1,10 @@
 package threshold
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 )
 
@@ -160,6 +162,37 @@ func TestBudgetOfManyNodes(t *testing.T) {
 	gossip()
 	if s := nodes[0].Snapshot(); s.Trips != 1 || s.Tripped {
 		t.Errorf("the new one: %+v", s)
+	}
+}
+
+// TestManyAtOnce: pools and budgets are shared by requests, peers and metrics (under -race).
+func TestManyAtOnce(t *testing.T) {
+	p := bounded(0.05, 1)
+	b, pool := NewBudget(p), NewPool()
+	const each = 300
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 8))
+			var own Observations
+			for range each {
+				d := p.Decide(&Evidence{Similarity: rng.Float64(), Own: &own, Pool: pool}, b, rng)
+				b.Count(d.Action)
+				pool.Seen(d.Cell)
+				pool.Add(d.Cell, true)
+				if d.Action == Audit {
+					b.Label(true)
+				}
+				if err := errors.Join(pool.Hear("peer", NewPool().Own()), b.Hear("peer", NewBudget(p).Own())); err != nil {
+					t.Error(err)
+				}
+				_, _, _ = b.Snapshot(), pool.Own(), b.Own()
+			}
+		})
+	}
+	all.Wait()
+	if s := b.Snapshot(); s.Requests != 4*each || pool.labels != 4*each {
+		t.Errorf("%+v, %d labels", s, pool.labels)
 	}
 }
 

@@ -88,6 +88,19 @@ type Result struct {
 	LateRequests, LateServed, LateWrong int
 }
 
+// Add adds up the counts of several replays. The snapshot stays what it was.
+func (r *Result) Add(o *Result) {
+	r.Requests += o.Requests
+	r.Served += o.Served
+	r.Wrong += o.Wrong
+	r.Explored += o.Explored
+	r.Audited += o.Audited
+	r.Entries += o.Entries
+	r.LateRequests += o.LateRequests
+	r.LateServed += o.LateServed
+	r.LateWrong += o.LateWrong
+}
+
 func share(a, b int) float64 {
 	if b == 0 {
 		return 0
