@@ -164,11 +164,11 @@ func (p *pair) question() {
 	case (a.asks != 0) != (b.asks != 0) && p.leftA+p.leftB > 1:
 		// "Is it back soon?", "when do you have it again?"
 	case a.asks != 0:
-		if unanswered(a, b) {
+		if p.unanswered(a, b) {
 			p.refuse(KindWh, a.asker(), nil)
 		}
 	case b.asks != 0:
-		if unanswered(b, a) {
+		if p.unanswered(b, a) {
 			p.refuse(KindWh, nil, b.asker())
 		}
 	case a.yesNo && b.yesNo:
@@ -205,7 +205,7 @@ func (p *pair) apart() bool {
 
 // unanswered reports whether a question of t is of a kind that u, which has no question
 // word, cannot want.
-func unanswered(t, u *Text) bool {
+func (p *pair) unanswered(t, u *Text) bool {
 	missing := t.asks &^ compatible(u.asks|u.answers)
 	switch {
 	case t.asks&^missing != 0 && t.asks&whResult == 0 || t.asks&whHow != 0:
@@ -218,7 +218,7 @@ func unanswered(t, u *Text) bool {
 		return u.yesNo && u.modal&(modalMust|modalShould|modalWill|modalDid) != 0
 	}
 	// "Who owns it?", "what does owning it cost?": what answers to another question asks it.
-	return u.yesNo || u.what && u.answers&^(whHow|whContact|whWho|whWhere) != 0
+	return u.yesNo || u.what && (p.leftA+p.leftB == 0 || u.answers&^(whHow|whContact|whWho|whWhere) != 0)
 }
 
 func (t *Text) asker() *token {
