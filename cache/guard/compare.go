@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxReasons bounds a Verdict.
@@ -77,14 +78,11 @@ func clip(t *token) string {
 	if t == nil {
 		return ""
 	}
-	w := t.word
-	if len(w) > maxReason {
-		w = w[:maxReason]
-		for len(w) > 0 && w[len(w)-1] >= 0x80 {
-			w = w[:len(w)-1]
-		}
+	n := min(len(t.word), maxReason)
+	for n > 0 && n < len(t.word) && !utf8.RuneStart(t.word[n]) {
+		n--
 	}
-	return w
+	return t.word[:n]
 }
 
 // before orders texts: shorter ones first, then by their words.

@@ -31,7 +31,8 @@ func (s *scanner) numeric(c string) bool {
 		rest = rest[1:]
 	}
 	end := 0
-	for end < len(rest) && (rest[end] >= '0' && rest[end] <= '9' || (rest[end] == '.' || rest[end] == ',' || rest[end] == ':' || rest[end] == '/') && end+1 < len(rest) && rest[end+1] >= '0' && rest[end+1] <= '9' && end > 0) {
+	digit := func(i int) bool { return i < len(rest) && rest[i] >= '0' && rest[i] <= '9' }
+	for digit(end) || end > 0 && end < len(rest) && strings.IndexByte(".,:/", rest[end]) >= 0 && digit(end+1) {
 		end++
 	}
 	if end == 0 {

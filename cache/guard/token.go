@@ -92,8 +92,15 @@ func (s *scanner) chunk(c string) {
 		return
 	}
 	s.body(body)
-	if n := len(body); len(tail) > 1 && tail[0] == '!' && body[n-1] >= '0' && body[n-1] <= '9' {
-		s.push("!", tCode) // "what is 5!?"
+	if last := body[len(body)-1]; tail != "" && last >= '0' && last <= '9' {
+		switch {
+		case tail[0] == '!' && len(tail) > 1:
+			s.push("!", tCode) // "what is 5!?"
+		case tail[0] == '"' && s.open < 0:
+			s.push("inch", tJoined)
+		case tail[0] == '\'' && s.open < 0:
+			s.push("foot", tJoined)
+		}
 	}
 	for _, r := range tail {
 		s.punctuation(r)
@@ -154,12 +161,13 @@ func (s *scanner) sign(c string) {
 		}
 	}
 	switch strings.Trim(c, ".,;:!?()[]\"'`»«…") {
-	case "", "--", "---", "|", "•", "*", "#":
+	case "", "--", "---", "|", "•", "#":
 		s.clause = true
-	case "-":
+	case "-", "*":
+		// Between numbers an operator, elsewhere a dash or a bullet.
 		s.clause = true
 		if n := len(s.tokens); n > 0 && s.tokens[n-1].flags&tNumber != 0 {
-			s.push("-", tCode)
+			s.push(c[:1], tCode)
 		}
 	case "&":
 		s.push("and", 0)
