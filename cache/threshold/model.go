@@ -37,6 +37,11 @@ type model struct {
 	excess  float64 // how many times as many wrong ones there may be as the weights say, at most
 }
 
+// unlearned is the model of who has seen nothing: it knows no cut.
+func unlearned() model {
+	return model{weights: priorWeights(), cut: math.Inf(1), upper: 1, excess: math.Inf(1)}
+}
+
 // vote is how strongly the neighbours speak for the candidate's answer, as log odds: each has a voice that fades with
 // its distance, and there is a faint one against, so that an entry without neighbours is not unanimous.
 func vote(e *Evidence) float64 {
@@ -68,7 +73,7 @@ type evidence struct {
 
 // fitModel fits the weights to the counts and finds the cut for the two bounds.
 func fitModel(k sketch, hitBound, bound float64) model {
-	m := model{weights: priorWeights(), cut: math.Inf(1), upper: 1, excess: math.Inf(1)}
+	m := unlearned()
 	rows := make([]evidence, 0, len(k))
 	for c, n := range k {
 		s, v := c.middle()
@@ -172,9 +177,12 @@ func (m *model) findCut(rows []evidence, hitBound, bound float64) {
 	}
 }
 
-// confidence is a lower bound of the probability that an answer of that logit is right.
+// confidence is a lower bound of the probability that an answer of that logit is right; 1 for the cut of a model that has none.
 func (m *model) confidence(logit float64) float64 {
-	if math.IsInf(m.excess, 1) {
+	switch {
+	case math.IsInf(logit, 1):
+		return 1
+	case math.IsInf(m.excess, 1):
 		return 0
 	}
 	return max(0, 1-m.excess*max(logistic(-logit), leastWrong))

@@ -69,6 +69,7 @@ func newWorld(seed uint64, right func(float64, int) float64) *world {
 
 // smooth is a world that the model can tell, crooked one that it cannot: it has a floor of wrong answers wherever one looks.
 func smooth(s float64, agree int) float64 { return logistic(-8 + 10*s + 0.8*float64(agree)) }
+
 func crooked(s float64, agree int) float64 {
 	return 0.985 * logistic(20*(s-0.7)) * (0.3 + 0.7*float64(agree)/7)
 }
@@ -135,6 +136,9 @@ func TestNothingIsServedUnlearned(t *testing.T) {
 	if w.ask(&learned, b, nil) {
 		t.Error("served without a pool")
 	}
+	if d := learned.Decide(&Evidence{Similarity: 1}, b, w.rng); d.Threshold != 1 || d.Confidence != 0 {
+		t.Errorf("without a pool: %+v", d)
+	}
 	for range 500 {
 		w.ask(&learned, b, pool)
 	}
@@ -152,8 +156,12 @@ func TestNothingIsServedUnlearned(t *testing.T) {
 		t.Error("a shadow counts no would-be hits")
 	}
 	for _, p := range []Policy{{}, {Mode: Learned}} {
-		if w.ask(&p, NewBudget(&p), pool) {
-			t.Errorf("%+v serves", p)
+		for _, pool := range []*Pool{pool, NewPool()} {
+			for range 100 {
+				if w.ask(&p, NewBudget(&p), pool) {
+					t.Fatalf("%+v serves", p)
+				}
+			}
 		}
 	}
 }
@@ -176,10 +184,10 @@ func TestBadEntry(t *testing.T) {
 		return nil
 	}
 	good, bad := at(0.5), at(-0.5)
-	if d := p.Decide(good, b, w.rng); d.Action != Serve || d.Confidence <= 0 || d.Confidence >= 1 {
+	if d := p.Decide(good, b, w.rng); d.Action != Serve || d.Confidence < d.Threshold || d.Threshold <= 0 || d.Confidence >= 1 {
 		t.Fatalf("%+v", d)
 	}
-	if d := p.Decide(bad, b, w.rng); d.Action != Explore {
+	if d := p.Decide(bad, b, w.rng); d.Action != Explore || d.Confidence >= d.Threshold {
 		t.Fatalf("%+v", d)
 	}
 	var wrong, right Observations

@@ -76,7 +76,7 @@ type Pool struct {
 
 // NewPool is an empty one.
 func NewPool() *Pool {
-	return &Pool{own: sketch{}, peers: map[string]sketch{}}
+	return &Pool{own: sketch{}, peers: map[string]sketch{}, model: unlearned()}
 }
 
 // Seen counts a question whose evidence was of that cell, whatever was decided. A cell that no Decide gave counts nothing.
@@ -209,7 +209,7 @@ func (p *Pool) Bytes() int {
 // least six.
 func (p *Pool) current(hitBound, bound float64) model {
 	if p == nil {
-		return model{cut: math.Inf(1)}
+		return unlearned()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

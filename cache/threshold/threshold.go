@@ -87,13 +87,13 @@ type Evidence struct {
 type Action uint8
 
 const (
-	// Miss: ask the model, and insert its answer.
+	// Miss is to ask the model, and to insert its answer.
 	Miss Action = iota
-	// Explore: no hit, but an answer to compare: ask the model, and label.
+	// Explore is to ask the model, and to label what is no hit, but has an answer to compare.
 	Explore
-	// Audit: a would-be hit that was chosen to be checked: ask the model, and label.
+	// Audit is to ask the model, and to label a would-be hit: one that was chosen to be checked, or is not to be served.
 	Audit
-	// Serve: give the candidate's answer.
+	// Serve is to give the candidate's answer.
 	Serve
 )
 
@@ -105,7 +105,7 @@ func (a Action) String() string {
 // Decision is what Decide decided, and by what.
 type Decision struct {
 	Action Action
-	// Threshold is the similarity at which it would have become a hit (Static, VCache: t̂), or the probability (Learned).
+	// Threshold is the similarity at which it would have become a hit (Static, VCache: t̂), or the confidence (Learned; 1: at none).
 	Threshold float64
 	// Tau is vCache's probability of exploring; 0 in other modes.
 	Tau float64
@@ -141,7 +141,7 @@ func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
 		m := e.Pool.current(p.HitErrorBound, p.ErrorBound)
 		z := m.weights.logit(e.Similarity, v) + e.Own.lean(&m.weights)
 		would = z >= m.cut
-		d.Threshold, d.Confidence = logistic(m.cut), m.confidence(z)
+		d.Threshold, d.Confidence = m.confidence(m.cut), m.confidence(z)
 		d.Action, d.Why = Explore, "not surely the same answer"
 	}
 	if !would {
