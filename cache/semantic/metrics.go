@@ -74,7 +74,7 @@ func newMetrics(r prometheus.Registerer, c *Cache) (*metrics, error) {
 
 func (m *metrics) dropped(reason string) { m.lost.WithLabelValues(reason).Inc() }
 
-func (m *metrics) asked(_ *Question, a *Answer, took time.Duration) {
+func (m *metrics) asked(a *Answer, took time.Duration) {
 	m.seconds.Observe(took.Seconds())
 	m.decisions.WithLabelValues(a.Action.String()).Inc()
 	if a.id != 0 {

@@ -298,7 +298,7 @@ func (c *Cache) Ask(ctx context.Context, q *Question) Answer {
 	began := c.cfg.Now()
 	a := c.ask(ctx, q)
 	a.once = c.draw()
-	c.met.asked(q, &a, time.Duration(c.cfg.Now()-began))
+	c.met.asked(&a, time.Duration(c.cfg.Now()-began))
 	c.note(ctx, q, &a)
 	return a
 }

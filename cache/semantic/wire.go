@@ -59,21 +59,6 @@ func (p *place) check() error {
 	return nil
 }
 
-func checkPolicy(p *threshold.Policy) error {
-	if p.Mode > threshold.VCache {
-		return fmt.Errorf("mode %d is unknown", p.Mode)
-	}
-	for _, f := range [...]struct {
-		name  string
-		value float64
-	}{{"threshold", p.Threshold}, {"error bound", p.ErrorBound}, {"hit error bound", p.HitErrorBound}, {"audit", p.Audit}} {
-		if !(f.value >= 0 && f.value <= 1) {
-			return fmt.Errorf("%s %v: from 0 to 1", f.name, f.value)
-		}
-	}
-	return nil
-}
-
 func (q *Question) place() place {
 	return place{q.Partition, q.Tenant, q.Surface, q.Embedder}
 }
@@ -81,7 +66,7 @@ func (q *Question) place() place {
 // check refuses a question that cannot be compared.
 func (q *Question) check() error {
 	p := q.place()
-	if err := errors.Join(p.check(), checkText(q.Text), checkVector("vector", q.Vector), checkPolicy(&q.Policy)); err != nil {
+	if err := errors.Join(p.check(), checkText(q.Text), checkVector("vector", q.Vector), q.Policy.Validate()); err != nil {
 		return err
 	}
 	if math.IsNaN(q.Least) || len(q.Tags) > maxTags {
@@ -127,7 +112,7 @@ func decodePolicy(m *pb.Policy) (threshold.Policy, error) {
 		Mode: threshold.Mode(min(m.GetMode(), math.MaxUint8)), Threshold: m.GetThreshold(), ErrorBound: m.GetErrorBound(), HitErrorBound: m.GetHitErrorBound(),
 		Audit: m.GetAudit(),
 	}
-	return p, checkPolicy(&p)
+	return p, p.Validate()
 }
 
 // encodeTags is of names that need not be UTF-8.

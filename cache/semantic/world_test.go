@@ -232,7 +232,7 @@ func TestWorkedExample(t *testing.T) {
 		if got := b.want(monthly, ""); fmt.Sprintf("%.3f", got.Similarity) != "0.833" {
 			t.Errorf("similarity %v", got.Similarity)
 		}
-		for s := 0.0; s <= 1; s += 0.05 {
+		for s := 0.05; s <= 1; s += 0.05 {
 			monthly.Policy.Threshold = s
 			if got := b.want(monthly, ""); got.Why != whyGuards || len(got.Refused) == 0 {
 				t.Errorf("at %.2f: %s, refused %v", s, got.Why, got.Refused)
