@@ -37,7 +37,7 @@ sim: ## the simulations of view leases and of leases over SEEDS seeds, of money 
 	HEADGATE_FILL_SEEDS=$(FILL_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestFillSimulation$$' -v ./cache
 	HEADGATE_SEARCH_MESSAGES=8 HEADGATE_SEARCH_SETTLES=0 HEADGATE_SEARCH_REPEATS=0 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
 
-SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemCache|SystemUsage|SystemRelease
+SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemCache|SystemSemantic|SystemUsage|SystemRelease
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
 	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 15m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 
@@ -57,7 +57,8 @@ soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, th
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestLeasesSoak$$' -v ./cmd/headgate
 	HEADGATE_MONEY_SEEDS=$(MONEY_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestMoneySimulation' -v ./cmd/node
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
-	HEADGATE_LEAK_STEPS=1000000 $(GO) test -count=1 -timeout 1h -run 'Leak' -v ./cache ./proxy
+	HEADGATE_LEAK_STEPS=1000000 $(GO) test -count=1 -timeout 1h -run 'Leak' -v ./cache ./cache/semantic ./proxy ./cmd/node
+	HEADGATE_HNSW_OPS=1000000 $(GO) test -race -count=1 -timeout 1h -run '^TestRandomOps$$' -v ./cache/hnsw
 
 LINT ?= v2.15.0
 lint: ## golangci-lint, built once into .cache
@@ -71,6 +72,10 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
 	$(GO) run ./bench/money -out bench/results
 	$(GO) run ./bench/cache -out bench/results
+	$(call benchmarks,embed,./cache/embed,^BenchmarkEmbed)
+	$(call benchmarks,semantic-lookup,./cache/semantic,.)
+	$(GO) run ./bench/semantic -out bench/results
+	$(GO) run ./bench/hnsw -out bench/results
 	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results
