@@ -230,7 +230,7 @@ func (s *scratch) scan(v *view, q row, n int, keep func(uint64) bool) {
 			if len(s.pool) == n && key >= s.pool[n-1] {
 				continue
 			}
-			if keep == nil || keep(v.ids[s.ids[i]]) {
+			if keep == nil || keep(v.id(s.ids[i])) {
 				s.offer(key, n)
 			}
 		}

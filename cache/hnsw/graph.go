@@ -26,12 +26,13 @@ type graph struct {
 	length   int      // vectors
 	used     int      // slots that have ever been taken
 	twins    int
-	standing int      // vertices of the lowest layer that stand
-	pending  uint32   // while a graph is begun: slots below are linked, or need not be
-	free     []uint32 // slots
-	limbo    []uint32 // slots that nothing links to, but which readers of before may hold
-	tiers    []tier   // what the writer keeps of each layer
-	dead     []uint32 // vertices, by slot, that no longer stand and are linked to
+	standing int                 // vertices of the lowest layer that are live
+	pending  uint32              // while a graph is begun: slots below are linked, or need not be
+	free     []uint32            // slots
+	limbo    []uint32            // slots that nothing links to, but which readers of before may hold
+	tiers    []tier              // what the writer keeps of each layer
+	dead     []uint32            // slots of vertices that are deleted, and may be linked to
+	journal  map[uint64]struct{} // ids written, or moved to another slot, since a rebuild last asked; nil: there is none
 	mending
 }
 
@@ -57,6 +58,7 @@ func (g *graph) insert(s *scratch, id uint64, q row) {
 	g.rows.set(slot, q)
 	g.ids[slot] = id
 	g.table.put(g.ids, slot)
+	g.note(id)
 	g.length++
 	if len(g.layers) > 0 || g.length > g.config.Crossover/2 {
 		g.link(s, slot)
@@ -72,10 +74,24 @@ func (g *graph) remove(s *scratch, id uint64) bool {
 	if !ok {
 		return false
 	}
-	clearBit(g.live, slot)
 	g.table.remove(g.ids, id)
+	g.note(id)
+	if g.isLinked(slot) && !g.isTwin(slot) && g.next(slot) != none {
+		slot = g.succeed(slot)
+	}
+	clearBit(g.live, slot)
 	g.length--
-	g.unlink(slot)
+	switch {
+	case !g.isLinked(slot):
+		g.limbo = append(g.limbo, slot)
+	case g.isTwin(slot):
+		g.part(slot)
+		g.setLinked(slot, false)
+		g.limbo = append(g.limbo, slot)
+	default:
+		g.dead = append(g.dead, slot)
+		g.standing--
+	}
 	if g.length < g.config.Crossover/4 || g.standing == 0 {
 		g.drop()
 	}
@@ -83,27 +99,11 @@ func (g *graph) remove(s *scratch, id uint64) bool {
 	return true
 }
 
-// unlink takes a slot out of the graph as far as can be done at once.
-func (g *graph) unlink(slot uint32) {
-	switch {
-	case !g.isLinked(slot):
-		g.limbo = append(g.limbo, slot)
-	case g.isTwin(slot):
-		vertex := g.part(slot)
-		g.setLinked(slot, false)
-		g.limbo = append(g.limbo, slot)
-		if !g.stands(vertex) {
-			g.fall(vertex)
-		}
-	case !g.stands(slot):
-		g.fall(slot)
+// note tells a rebuild of an id.
+func (g *graph) note(id uint64) {
+	if g.journal != nil {
+		g.journal[id] = struct{}{}
 	}
-}
-
-// fall notes that a vertex no longer stands.
-func (g *graph) fall(vertex uint32) {
-	g.dead = append(g.dead, vertex)
-	g.standing--
 }
 
 // absorb links some of the vectors that came before the graph was begun.
@@ -127,7 +127,7 @@ func (g *graph) drop() {
 	if len(g.layers) == 0 {
 		return
 	}
-	for slot := range uint32(g.used) { // the dead, those that leave, and those that stand for twins only
+	for slot := range uint32(g.used) { // the dead, and those that leave
 		if g.isLinked(slot) && !g.isLive(slot) {
 			g.limbo = append(g.limbo, slot)
 		}

@@ -74,7 +74,7 @@ func TestRefused(t *testing.T) {
 		if err := x.Insert(c.id, c.v); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%v: %v, want %v with %q", c.v, err, c.want, c.words)
 		}
-		if c.want != ErrExists {
+		if !errors.Is(c.want, ErrExists) {
 			if got := x.Search(nil, c.v, 1, 1, nil); got != nil {
 				t.Errorf("%v is similar to %v", c.v, got)
 			}
@@ -475,11 +475,11 @@ func TestRebuildEnds(t *testing.T) {
 	if err := x.Rebuild(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a cancelled context: %v", err)
 	}
-	x.journal = map[uint64]struct{}{}
+	x.graph.journal = map[uint64]struct{}{}
 	if err := x.Rebuild(t.Context()); !errors.Is(err, ErrRebuilds) {
 		t.Errorf("beside another: %v", err)
 	}
-	x.journal = nil
+	x.graph.journal = nil
 	if err := x.Rebuild(t.Context()); err != nil || x.Len() != 1 {
 		t.Errorf("alone: %v, %d left", err, x.Len())
 	}

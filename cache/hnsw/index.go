@@ -94,9 +94,8 @@ type Index struct {
 	length atomic.Int64
 	bytes  atomic.Int64
 
-	mu      sync.Mutex
-	graph   *graph
-	journal map[uint64]struct{} // ids written since a rebuild began; nil when there is none
+	mu    sync.Mutex
+	graph *graph
 }
 
 // New is an empty index. It panics if c.Validate would find fault. An index that holds little
@@ -130,7 +129,7 @@ func (x *Index) Insert(id uint64, v []float32) error {
 		return fmt.Errorf("%w: %d", ErrFull, x.config.MaxLen)
 	}
 	g.insert(s, id, s.row(v, x.config.Int8))
-	x.wrote(id)
+	x.show()
 	return nil
 }
 
@@ -144,7 +143,7 @@ func (x *Index) Delete(id uint64) bool {
 	if !x.graph.remove(s, id) {
 		return false
 	}
-	x.wrote(id)
+	x.show()
 	return true
 }
 
@@ -187,14 +186,6 @@ func (x *Index) Stats() Stats {
 		s.Layers = len(g.layers)
 	}
 	return s
-}
-
-// wrote makes a write known.
-func (x *Index) wrote(id uint64) {
-	if x.journal != nil {
-		x.journal[id] = struct{}{}
-	}
-	x.show()
 }
 
 // show lets readers see what has changed.

@@ -60,7 +60,7 @@ func (g *graph) candidates(s *scratch, layer int, q row, from uint32, similarity
 		s.explore(&g.view, l, q, from, similarity, ef)
 		s.keys = s.keys[:0]
 		for _, key := range s.pool {
-			if g.stands(l.slotOf(vertexOf(key))) {
+			if g.isLive(l.slotOf(vertexOf(key))) {
 				s.keys = append(s.keys, key&^1)
 			}
 		}

@@ -92,21 +92,21 @@ func (g *graph) mendList(s *scratch, layer int, vertex uint32) {
 	n := count(list)
 	chosen := s.chosen[layer][:0]
 	for _, to := range list[:n] {
-		if g.stands(l.slotOf(to)) {
+		if g.isLive(l.slotOf(to)) {
 			chosen = append(chosen, to)
 		}
 	}
 	if kept := len(chosen); kept < n {
 		g.heirs(s, layer, vertex, list[:n])
 		chosen = g.pick(s, layer, s.keys, chosen, len(list))
-		stands := g.stands(l.slotOf(vertex))
-		if stands && len(chosen) < l.width/8 { // a whole neighbourhood is gone
+		live := g.isLive(l.slotOf(vertex))
+		if live && len(chosen) < l.width/8 { // a whole neighbourhood is gone
 			g.strangers(s, layer, vertex, chosen)
 			chosen = g.pick(s, layer, s.keys, chosen, g.config.M)
 		}
 		store(list, chosen)
 		for _, to := range chosen[kept:] {
-			if back := l.list(to); stands && !slices.Contains(back, vertex) {
+			if back := l.list(to); live && !slices.Contains(back, vertex) {
 				g.linkBack(s, layer, to, vertex)
 			}
 		}
@@ -125,11 +125,11 @@ func (g *graph) heirs(s *scratch, layer int, vertex uint32, list []uint32) {
 	}
 	s.near = s.near[:0]
 	for _, to := range list {
-		if g.stands(l.slotOf(to)) {
+		if g.isLive(l.slotOf(to)) {
 			continue
 		}
 		for _, heir := range s.unseen(l.list(to)) {
-			if g.stands(l.slotOf(heir)) {
+			if g.isLive(l.slotOf(heir)) {
 				s.near = append(s.near, heir)
 			}
 		}
@@ -170,7 +170,7 @@ func (g *graph) enterElsewhere() {
 	for top := len(g.layers) - 1; top >= 0; top-- {
 		for vertex := range uint32(g.taken(top)) {
 			slot := g.layers[top].slotOf(vertex)
-			if slot != none && g.isLinked(slot) && !g.isTwin(slot) && g.stands(slot) {
+			if slot != none && g.isLinked(slot) && !g.isTwin(slot) && g.isLive(slot) {
 				g.layers, g.tiers, g.entry = g.layers[:top+1:top+1], g.tiers[:top+1], vertex
 				return
 			}

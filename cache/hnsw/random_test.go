@@ -147,7 +147,7 @@ func FuzzOps(f *testing.F) {
 	f.Add([]byte{0, 1, 1, 0, 2, 1, 1, 0, 0, 0, 3, 9, 2, 1, 1})
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 4 {
-		b := make([]byte, 900)
+		b := make([]byte, 240)
 		for i := range b {
 			b[i] = byte(random.Uint32())
 		}

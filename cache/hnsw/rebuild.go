@@ -27,11 +27,11 @@ type moved struct {
 // Config into which all were inserted in the order of their places.
 func (x *Index) Rebuild(ctx context.Context) error {
 	x.mu.Lock()
-	if x.journal != nil {
+	if x.graph.journal != nil {
 		x.mu.Unlock()
 		return ErrRebuilds
 	}
-	x.journal = make(map[uint64]struct{})
+	x.graph.journal = make(map[uint64]struct{})
 	x.mu.Unlock()
 
 	s := takeScratch()
@@ -42,7 +42,7 @@ func (x *Index) Rebuild(ctx context.Context) error {
 		for more := true; more; {
 			if err := ctx.Err(); err != nil {
 				x.mu.Lock()
-				x.journal = nil
+				x.graph.journal = nil
 				x.mu.Unlock()
 				return err
 			}
@@ -72,12 +72,12 @@ func (x *Index) batch(slot uint32) (batch []moved, next uint32, more bool) {
 
 // written is what others wrote since it was last asked, by id.
 func (x *Index) written() []moved {
-	ids := make([]uint64, 0, len(x.journal))
-	for id := range x.journal {
+	ids := make([]uint64, 0, len(x.graph.journal))
+	for id := range x.graph.journal {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
-	clear(x.journal)
+	clear(x.graph.journal)
 	var batch []moved
 	for _, id := range ids {
 		batch = append(batch, x.graph.moved(id))
@@ -116,12 +116,12 @@ func (g *graph) adopt(s *scratch, batch []moved) {
 func (x *Index) replace(s *scratch, fresh *graph, now bool) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(x.journal) > copied && !now {
+	if len(x.graph.journal) > copied && !now {
 		return false
 	}
 	fresh.adopt(s, x.written())
 	fresh.changed, fresh.wait = true, x.gate.wait
-	x.graph, x.journal = fresh, nil
+	x.graph = fresh
 	x.show()
 	return true
 }

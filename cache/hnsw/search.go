@@ -44,7 +44,7 @@ func (s *scratch) gather(dst []Neighbor, v *view, k int, keep func(uint64) bool)
 	for _, key := range s.pool {
 		vertex := vertexOf(key)
 		for slot := vertex; slot != none; {
-			if v.isLive(slot) && (keep == nil || keep(v.ids[slot])) {
+			if v.isLive(slot) && (keep == nil || keep(v.id(slot))) {
 				dst = append(dst, neighbor(v, slot, key))
 			}
 			if len(dst) == most {
@@ -59,5 +59,5 @@ func (s *scratch) gather(dst []Neighbor, v *view, k int, keep func(uint64) bool)
 }
 
 func neighbor(v *view, slot uint32, key uint64) Neighbor {
-	return Neighbor{ID: v.ids[slot], Similarity: min(max(similarityOf(key), -1), 1)}
+	return Neighbor{ID: v.id(slot), Similarity: min(max(similarityOf(key), -1), 1)}
 }

@@ -12,12 +12,12 @@ import (
 const none = math.MaxUint32
 
 // view is the arrays of a graph as readers see them. Readers share them with the writer, which
-// changes links, live and twin by atomic stores, and anything else only where no reader looks:
+// changes links, live, ids and twin by atomic stores, and anything else only where no reader looks:
 // in slots that are not live and that nothing links to. Where an array must grow, or the entry
 // changes, readers get a new view.
 type view struct {
 	rows   rows
-	ids    []uint64 // by slot
+	ids    []uint64 // by slot; see succeed
 	live   []uint32 // a bit a slot: its vector is to be found
 	twin   []uint32 // by slot, see twins.go; nil until the first
 	layers []layer  // from the lowest, which has a vertex for every vector, to the highest
@@ -35,10 +35,7 @@ func (v *view) isLive(slot uint32) bool {
 	return atomic.LoadUint32(&v.live[slot/32])>>(slot%32)&1 != 0
 }
 
-// stands says whether a slot that is a vertex is one to link to: it or a twin of it is live.
-func (v *view) stands(slot uint32) bool {
-	return v.isLive(slot) || v.next(slot) != none
-}
+func (v *view) id(slot uint32) uint64 { return atomic.LoadUint64(&v.ids[slot]) }
 
 // layer is a graph over vertices, which it numbers for itself: in the lowest layer they are
 // slots, in those above each has its slot and its vertex in the layer below.

@@ -102,7 +102,8 @@ func (w *world) remove(i int) {
 // nearest is what a look at all finds.
 func (w *world) nearest(q []float32, k int, keep func(uint64) bool) []Neighbor {
 	var found []Neighbor
-	for id, v := range w.vectors {
+	for _, id := range w.ids {
+		v := w.vectors[id]
 		if keep != nil && !keep(id) {
 			continue
 		}
@@ -209,7 +210,7 @@ func (w *world) checkSlots(g *graph) {
 			idle[slot] = name
 		}
 	}
-	standing, twins, ghosts := 0, 0, 0
+	standing, twins := 0, 0
 	for slot := range uint32(g.used) {
 		state, isIdle := idle[slot]
 		onGraph := g.isLinked(slot)
@@ -219,23 +220,20 @@ func (w *world) checkSlots(g *graph) {
 			if !g.isLive(slot) {
 				w.t.Fatalf("twin %d is not live", slot)
 			}
-		case onGraph && g.stands(slot):
+		case onGraph && g.isLive(slot):
 			standing++
-			if !g.isLive(slot) {
-				ghosts++
-			}
 		case onGraph && state != "dead" && state != "leaving", !onGraph && isIdle && state != "free" && state != "limbo":
 			w.t.Fatalf("slot %d, linked %v, is %q", slot, onGraph, state)
 		}
-		if isIdle == g.isLive(slot) && !(onGraph && g.stands(slot)) {
+		if isIdle == g.isLive(slot) {
 			w.t.Fatalf("slot %d: live %v, %q", slot, g.isLive(slot), state)
 		}
 		if g.ready && g.isLive(slot) && !onGraph {
 			w.t.Fatalf("slot %d is not in the graph", slot)
 		}
 	}
-	if standing != g.standing || twins != g.twins || g.length+ghosts+len(idle) != g.used {
-		w.t.Fatalf("%d stand of %d, %d twins of %d; %d live, %d ghosts and %d idle of %d", standing, g.standing, twins, g.twins, g.length, ghosts, len(idle), g.used)
+	if standing != g.standing || twins != g.twins || g.length+len(idle) != g.used {
+		w.t.Fatalf("%d stand of %d, %d twins of %d; %d live and %d idle of %d", standing, g.standing, twins, g.twins, g.length, len(idle), g.used)
 	}
 }
 
