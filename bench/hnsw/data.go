@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -11,6 +12,8 @@ import (
 	"sort"
 	"unsafe"
 
+	"headgate/bench/semantic/corpus"
+	"headgate/cache/embed"
 	"headgate/cache/vec"
 )
 
@@ -90,25 +93,59 @@ func readVectors(path string, n, queries, dim int) (*data, error) {
 	if _, err := binary.Decode(b, binary.LittleEndian, all); err != nil {
 		return nil, err
 	}
-	rows := len(all) / dim
-	for i := range rows {
+	for i := range len(all) / dim {
 		vec.Norm(all[i*dim:][:dim])
 	}
-	if rows < 2*queries {
-		queries = rows / 10
-	}
 	// Files are often sorted by intent; queries are to be of all.
-	random := rand.New(rand.NewPCG(7, 7))
-	random.Shuffle(rows, func(i, j int) {
-		for l := range dim {
-			all[i*dim+l], all[j*dim+l] = all[j*dim+l], all[i*dim+l]
-		}
-	})
-	n = min(n, rows-queries)
+	rows := slices.Collect(slices.Chunk(all, dim))
+	shuffler().Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
+	return split(filepath.Base(path), rows, n, queries)
+}
+
+func shuffler() *rand.Rand { return rand.New(rand.NewPCG(7, 7)) }
+
+// split makes the last of rows queries, and n of the others the vectors.
+func split(name string, rows [][]float32, n, queries int) (*data, error) {
+	n = min(n, len(rows)-queries)
+	if n < queries {
+		return nil, fmt.Errorf("%s: %d vectors are too few for %d queries", name, len(rows), queries)
+	}
+	dim := len(rows[0])
 	return &data{
-		name: fmt.Sprintf("%d vectors of %d numbers of %s", n, dim, filepath.Base(path)), dim: dim,
-		base: all[:n*dim], query: all[(rows-queries)*dim:],
+		name: fmt.Sprintf("%d vectors of %d numbers of %s", n, dim, name), dim: dim,
+		base: slices.Concat(rows[:n]...), query: slices.Concat(rows[len(rows)-queries:]...),
 	}, nil
+}
+
+// embedded is n questions of people, as the built-in model sees them, and others as queries.
+func embedded(ctx context.Context, n, queries int) (*data, error) {
+	model, err := embed.Builtin()
+	if err != nil {
+		return nil, err
+	}
+	var texts []string
+	for _, set := range corpus.Sets() {
+		for _, part := range corpus.Splits(set) {
+			prompts, err := corpus.Load(set, part)
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range prompts {
+				texts = append(texts, p.Text)
+			}
+		}
+	}
+	shuffler().Shuffle(len(texts), func(i, j int) { texts[i], texts[j] = texts[j], texts[i] })
+	texts = texts[:min(len(texts), n+queries)]
+	var rows [][]float32
+	for batch := range slices.Chunk(texts, 32) {
+		v, err := model.Embed(ctx, batch)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, v...)
+	}
+	return split("banking77 and clinc150 by "+model.Version(), rows, n, queries)
 }
 
 // prepare finds the nearest by looking at all, and writes files for the yardstick.

@@ -2,7 +2,7 @@
 // build and a vector cost; and by itself, what is found after deletes, how searches go with the
 // number of cores and beside a writer, and from how many vectors on a graph is faster than a look at all.
 //
-//	go run ./bench/hnsw -out bench/results [-n 100000] [-file vectors.f32 -dim 384]
+//	go run ./bench/hnsw -out bench/results [-n 100000] [-questions | -file vectors.f32 -dim 384]
 //
 // hnswlib is compiled from Debian's libhnswlib-dev by g++; where either is missing the report says so.
 package main
@@ -27,6 +27,7 @@ type config struct {
 	m, efc          int
 	rounds, builds  int
 	file            string
+	questions       bool
 	only            string
 	log             io.Writer
 }
@@ -74,6 +75,7 @@ func command(ctx context.Context, args []string) error {
 	f.IntVar(&c.rounds, "rounds", 5, "rounds of searches, of which the median counts")
 	f.IntVar(&c.builds, "builds", 3, "builds, of which the median counts")
 	f.StringVar(&c.file, "file", "", "vectors to measure with: float32, little-endian, -dim in a row (default: drawn in clusters)")
+	f.BoolVar(&c.questions, "questions", false, "measure with the questions of banking77 and clinc150, embedded by the built-in model, which takes some minutes")
 	f.StringVar(&c.only, "only", "", "parts to measure, by comma: peer, deletes, readers, few (default all)")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -105,7 +107,7 @@ func run(ctx context.Context, c *config) (rep *report, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	rep = &report{config: *c, started: time.Now().UTC(), machine: origin.Machine(), commit: origin.Commit(ctx)}
-	d, err := load(c)
+	d, err := load(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +128,10 @@ func run(ctx context.Context, c *config) (rep *report, err error) {
 	return rep, nil
 }
 
-func load(c *config) (*data, error) {
+func load(ctx context.Context, c *config) (*data, error) {
+	if c.questions {
+		return embedded(ctx, c.n, c.queries)
+	}
 	if c.file != "" {
 		return readVectors(c.file, c.n, c.queries, c.dim)
 	}
