@@ -111,6 +111,56 @@ func TestBudgetRecovers(t *testing.T) {
 	}
 }
 
+// audit labels n would-be hits, all right or all wrong.
+func audit(b *Budget, n int, same bool) {
+	for range n {
+		b.Count(Audit)
+		b.Label(same)
+	}
+}
+
+// TestBudgetBeginsAnew: what tripped it does not count for going on, nor trip it again; and two hundred are asked for at least.
+func TestBudgetBeginsAnew(t *testing.T) {
+	b := NewBudget(bounded(0.5, 1))
+	for b.Allowed() {
+		audit(b, 1, false)
+	}
+	if audit(b, minRecover-1, true); b.Allowed() {
+		t.Error("it goes on before the two hundredth")
+	}
+	if audit(b, 1, true); !b.Allowed() {
+		t.Errorf("it does not go on: %+v", b.Snapshot())
+	}
+	other := NewBudget(bounded(0.05, 1)) // did not hear of anything, and is about to trip
+	audit(other, 2, false)
+	audit(b, 1, true)
+	b.Configure(bounded(0.05, 1))
+	told := NewBudget(bounded(1, 1))
+	audit(told, 50, false)
+	if err := b.Hear("behind", told.Own()); err != nil || !b.Allowed() {
+		t.Errorf("%v: counts from before its trip, of a node that did not hear of it, trip it again", err)
+	}
+	if err := other.Hear("ahead", b.Own()); err != nil || !other.Allowed() || other.Snapshot().Trips != 1 {
+		t.Errorf("%v: the node that is behind does not follow: %+v", err, other.Snapshot())
+	}
+	if audit(b, 10, false); b.Allowed() {
+		t.Error("it does not trip a second time")
+	}
+}
+
+// TestBudgetAfterGoodTimes: a long time without a wrong one does not hide what is wrong now.
+func TestBudgetAfterGoodTimes(t *testing.T) {
+	b := NewBudget(bounded(0.05, 1))
+	audit(b, 3*maxBlocks*blockAudits, true)
+	for range blockAudits / 2 {
+		audit(b, 2, true)
+		audit(b, 1, false)
+	}
+	if b.Allowed() {
+		t.Errorf("one in three is wrong now: %+v", b.Snapshot())
+	}
+}
+
 // TestBudgetOfManyNodes: what no node sees enough of for itself trips them all, and all go on when one does.
 func TestBudgetOfManyNodes(t *testing.T) {
 	const n, each = 5, 4

@@ -79,6 +79,38 @@ func FuzzBudget(f *testing.F) {
 	})
 }
 
+// TestNonsenseIsNotHeard: peers are not believed what cannot be.
+func TestNonsenseIsNotHeard(t *testing.T) {
+	p, b := NewPool(), NewBudget(&Policy{HitErrorBound: 0.1, ErrorBound: 0.1})
+	for _, told := range [][]byte{
+		nil,
+		{sketchVersion + 1},
+		{sketchVersion, 1, 1, 1, 2},             // more right than labelled
+		{sketchVersion, 5, 1, 1, 1, 5, 1, 1, 1}, // a cell twice
+		{sketchVersion, 0xff, 0xff, 0x7f, 1, 1, 1},
+		{sketchVersion, 1, 1, 1},
+	} {
+		if err := p.Hear("peer", told); err == nil {
+			t.Errorf("a pool hears %x", told)
+		}
+	}
+	zeros := make([]byte, 11)
+	for _, told := range [][]byte{
+		nil,
+		{wordVersion, maxBlocks + 1},
+		append([]byte{wordVersion, 0}, zeros[1:]...),
+		append(append([]byte{wordVersion, 0}, zeros...), 0),
+		append(append([]byte{wordVersion, 1}, zeros...), 1, 1, 1, 2), // more wrong than audited
+	} {
+		if err := b.Hear("peer", told); err == nil {
+			t.Errorf("a budget hears %x", told)
+		}
+	}
+	if len(p.peers)+len(b.peers) > 0 {
+		t.Error("it was refused, and kept")
+	}
+}
+
 // TestSketchesAreBounded: the greatest that a node can have told fits into what others read.
 func TestSketchesAreBounded(t *testing.T) {
 	p := NewPool()

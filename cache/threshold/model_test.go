@@ -166,6 +166,22 @@ func TestNothingIsServedUnlearned(t *testing.T) {
 	}
 }
 
+// TestCut: what is served needs forty labels above the cut, more under a strict bound, and however clean the labels are, the
+// model is not believed beyond one wrong in a hundred.
+func TestCut(t *testing.T) {
+	top, bottom := cellOf(0.95, 6), cellOf(0.4, -2)
+	for _, c := range []struct {
+		clean uint32
+		bound float64
+		cut   bool
+	}{{39, 0.1, false}, {40, 0.1, true}, {45, 0.02, false}, {55, 0.02, true}, {150, 0.01, false}, {250, 0.01, true}, {400, 0.005, false}, {700, 0.005, true}} {
+		k := sketch{top: {c.clean, c.clean, c.clean}, bottom: {500, 500, 0}}
+		if m := fitModel(k, c.bound, 1); math.IsInf(m.cut, 1) == c.cut || c.cut && m.upper > c.bound {
+			t.Errorf("%d right labels, bound %g: %+v", c.clean, c.bound, m)
+		}
+	}
+}
+
 // TestBadEntry: where an entry was wrong over and over, it is not served, though the surface would have it; one that was
 // right is served where the surface would not.
 func TestBadEntry(t *testing.T) {
@@ -277,6 +293,9 @@ func TestVote(t *testing.T) {
 		}
 		if loud, low := with(Neighbor{near, 2, false}), with(Neighbor{near, 2, true}); low < loud || low > base {
 			t.Fatalf("one that is refused speaks louder, or for it: %g, %g, %g", base, low, loud)
+		}
+		if e.Similarity > -0.9 && with(Neighbor{near, 2, true}) <= with(Neighbor{near, 2, false}) && len(e.Neighbors) < 4 {
+			t.Fatal("one that is refused is as loud as one that is not")
 		}
 		alone := e
 		alone.Neighbors = alone.Neighbors[1:]
