@@ -27,6 +27,10 @@ type CacheVerdict struct {
 	Key     [32]byte     // of its answer, where Why is ""
 	Inputs  [][32]byte   // of a request for embeddings, which are kept input by input: the keys of theirs; nil: it is kept as a whole
 	Context CacheContext // what the key is made of; also where Why says that none is kept, if the surface has a cache
+
+	Apart    string         // why the request is not compared with questions in other words; "": it is, if what it asks lets itself be compared
+	Semantic *SemanticCache // how it is compared; nil where the surface has no such cache
+	Least    float64        // similarity below which its client wants no answer of another question's
 }
 
 // CacheVerdict says what the cache makes of q: it asks no model, charges nothing, and looks at
@@ -90,8 +94,30 @@ func (x *exchange) cacheVerdict() (v CacheVerdict, err error) {
 			v.Why = err.Error()
 		}
 		v.Inputs = x.inputKeys(v.Why)
+		v.Apart, v.Semantic, v.Least = x.apart(v.Why), c.surface.Semantic, c.least
 	}
 	return v, nil
+}
+
+// apart is why the request is not compared with questions in other words, as far as that does not depend on what
+// it asks; "": it is. unkept is why no answer to it is kept.
+func (x *exchange) apart(unkept string) string {
+	s := x.cache.surface
+	switch {
+	case s.Semantic == nil && s.Personal:
+		return "surface " + s.Name + " is personal: its answers are for their own wording only"
+	case s.Semantic == nil:
+		return "surface " + s.Name + " has no semantic cache in the policy"
+	case x.p.cfg.Semantic == nil:
+		return "this node keeps no answers for other wordings"
+	case unkept != "":
+		return "no answer to it is kept"
+	case !x.route.generate:
+		return "answers of this route are for their own wording only"
+	case x.cache.least >= 1:
+		return "X-Headgate-Similarity: 1 takes no answer of another question"
+	}
+	return ""
 }
 
 // inputKeys are those of the inputs of a request for embeddings, unless it is kept as a whole, or not at all.

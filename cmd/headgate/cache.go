@@ -305,7 +305,9 @@ func explainKeyCommand() *cobra.Command {
 		Use: "explain-key -f FILE [--against FILE]", Short: "Say whether answers to a request are kept, under which key, and in what two requests differ", Args: exactly(0),
 		Long: "Say what the cache makes of a request: whether answers to it are kept, and else why not; what goes into\n" +
 			"the key of its answer, and what does not; whether one is kept on the node that is asked. With --against,\n" +
-			"where a second request differs from it in what counts. No model is asked, nothing is charged, and no\nanswer is shown.\n\n" +
+			"where a second request differs from it in what counts. On a surface with a semantic cache, also whether it is\n" +
+			"compared with questions in other words, and with --against how similar the two are, which guards refuse\n" +
+			"them, and whether one would get the other's answer. No model is asked but the surface's embedder, nothing\nis charged, and no answer is shown.\n\n" +
 			"A file holds the request's body, or an object with body, and path, headers, user and surface as need be.\n" +
 			"What the second leaves out is as in the first. - is the standard input.",
 		Example: "  headgate cache explain-key -f request.json --tenant acme --surface faq\n" +
@@ -379,6 +381,7 @@ func printKey(w io.Writer, e admin.CacheExplanation) {
 	printVerdict(w, "", &e.CacheVerdict)
 	if e.Other != nil {
 		printVerdict(w, "the other: ", e.Other)
+		printPair(w, e.Pair)
 		if len(e.Differences) == 0 {
 			fmt.Fprintln(w, "they differ in nothing that counts")
 			return
@@ -419,4 +422,5 @@ func printVerdict(w io.Writer, of string, v *admin.CacheVerdict) {
 	default:
 		fmt.Fprintf(w, "%sthis node keeps one of %s ago\n", of, time.Duration(v.Kept.AgeSeconds)*time.Second)
 	}
+	printCompared(w, of, v)
 }

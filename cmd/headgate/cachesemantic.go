@@ -25,7 +25,11 @@ func wrongCommand() *cobra.Command {
 			Entry string `json:"entry"`
 		}{args[0]}
 		return send(c, a, http.MethodPost, "/admin/v1/cache/wrong", ask, func(w io.Writer, done admin.CacheWrongDone) {
-			fmt.Fprintf(w, "entry %s of %s is counted as wrong; it was on %d nodes and is on none of them now\n", args[0], generationOf(done.Tenant, done.Surface), done.Evicted)
+			gone := "it had ended before"
+			if done.Evicted > 0 {
+				gone = fmt.Sprintf("it was on %d nodes and is on none of them now", done.Evicted)
+			}
+			fmt.Fprintf(w, "entry %s of %s is counted as wrong; %s\n", printable(args[0]), generationOf(done.Tenant, done.Surface), gone)
 			if done.Unreached > 0 {
 				warn(w, []string{fmt.Sprintf("%d nodes could not be asked: report it again when they are back", done.Unreached)})
 			}
@@ -67,7 +71,10 @@ func printDecision(w io.Writer, d *admin.CacheDecision) {
 	}
 	similarity, threshold := "-", "-"
 	if d.Entry != "" {
-		similarity, threshold = fmt.Sprintf("%.3f", d.Similarity), fmt.Sprintf("%.3f", d.Threshold)
+		similarity = fmt.Sprintf("%.3f", d.Similarity)
+	}
+	if d.Threshold > 0 { // none was reached where guards had refused all
+		threshold = fmt.Sprintf("%.3f", d.Threshold)
 	}
 	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Time.UTC().Format("15:04:05.000"), d.Tenant, d.Surface, action, similarity, threshold, d.Entry,
 		strings.Join(d.Refused, ","), d.Why, d.Request)
@@ -83,14 +90,68 @@ func printSemantic(w io.Writer, list []admin.CacheSemantic) {
 		s := &list[i]
 		state := "serves"
 		switch b := &s.Budget; {
+		case s.Mode == "":
+			state = "not in the policy any more"
+		case s.Mode == "shadow":
+			state = "shadow: serves nothing"
 		case b.Tripped:
 			state = "exact only: its budget for wrong answers is exceeded"
-		case s.Served == 0:
-			state = "has served nothing"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", s.Tenant, s.Surface, s.Embedder, s.Entries, byteSize(s.Bytes), s.Served, s.Audited, s.Explored, s.Missed,
 			s.Probes, s.Reported, rate(s.Budget.Audited, s.Budget.PerHit), rate(s.Budget.Audited, s.Budget.PerRequest), state)
 	}
+}
+
+// printCompared says whether a request is compared with questions in other words. Of one to which no answer is kept
+// enough was said.
+func printCompared(w io.Writer, of string, v *admin.CacheVerdict) {
+	c := v.Semantic
+	switch {
+	case c == nil || !v.Cacheable:
+	case !c.Compared:
+		fmt.Fprintf(w, "%snot compared with other wordings: %s\n", of, printable(c.Why))
+	default:
+		how := c.Mode
+		if c.Threshold > 0 {
+			how += fmt.Sprintf(" from %g on", c.Threshold)
+		}
+		if c.Least > c.Threshold {
+			how += fmt.Sprintf(", %g at least by its own header", c.Least)
+		}
+		fmt.Fprintf(w, "%scompared with other wordings: %s, by %s, partition %s\n", of, how, printable(c.Embedder), c.Partition)
+	}
+}
+
+// printPair says what one of two requests would get of the other's answer.
+func printPair(w io.Writer, p *admin.CachePair) {
+	if p == nil {
+		return
+	}
+	hit := map[string]string{"yes": "a hit", "no": "no hit"}[p.Hit]
+	if hit == "" {
+		hit = p.Hit + " a hit"
+	}
+	fmt.Fprintf(w, "one after the other: %s: %s\n", hit, printable(p.Why))
+	if p.Similarity != nil {
+		fmt.Fprintf(w, "similarity: %.3f\n", *p.Similarity)
+	}
+	for _, r := range p.Refused {
+		fmt.Fprintf(w, "refused by guard %s%s\n", printable(r.Guard), words(&r))
+	}
+}
+
+// words are what a guard goes by.
+func words(r *admin.CacheRefusal) string {
+	if r.First == "" && r.Second == "" {
+		return ""
+	}
+	word := func(s string) string {
+		if s == "" {
+			return "nothing"
+		}
+		return printable(fmt.Sprintf("%q", s))
+	}
+	return ": " + word(r.First) + " in one, " + word(r.Second) + " in the other"
 }
 
 // rate is a share with its bounds, of so many that were looked at.

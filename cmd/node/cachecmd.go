@@ -101,19 +101,32 @@ func (n *Node) cacheStats(context.Context) (admin.CacheStats, error) {
 	}}
 	out.Surfaces, out.Templates = n.cacheLines()
 	out.Semantic = n.similar.stats()
+	for i := range out.Semantic {
+		if surface := n.surface(out.Semantic[i].Surface); surface != nil && surface.Semantic != nil {
+			out.Semantic[i].Mode = surface.Semantic.Mode
+		}
+	}
 	return out, nil
 }
 
+// surface is one of the policy in force; nil: it has none by that name.
+func (n *Node) surface(name string) *proxy.Surface {
+	if s := n.proxy.Snapshot(); s != nil {
+		return s.Surfaces[name]
+	}
+	return nil
+}
+
 // explainKey says what the cache makes of a request, and in what another one differs.
-func (n *Node) explainKey(_ context.Context, q admin.CacheQuestion) (admin.CacheExplanation, error) {
+func (n *Node) explainKey(ctx context.Context, q admin.CacheQuestion) (admin.CacheExplanation, error) {
 	var e admin.CacheExplanation
-	first, of, err := n.cacheVerdict(&q.CacheRequest)
+	first, err := n.cacheVerdict(ctx, &q.CacheRequest)
 	if err != nil {
 		return e, err
 	}
-	e.CacheVerdict = *first
-	if of != nil {
-		parts, err := of.Explain()
+	e.CacheVerdict = first.said
+	if first.of != nil {
+		parts, err := first.of.Explain()
 		if err != nil {
 			return e, &admin.Error{Code: admin.Invalid, Err: err}
 		}
@@ -124,14 +137,15 @@ func (n *Node) explainKey(_ context.Context, q admin.CacheQuestion) (admin.Cache
 	if q.Other == nil {
 		return e, nil
 	}
-	second, than, err := n.cacheVerdict(q.Other)
+	second, err := n.cacheVerdict(ctx, q.Other)
 	if err != nil {
 		return e, asOther(err)
 	}
-	if e.Other = second; of == nil || than == nil {
+	e.Other, e.Pair = &second.said, n.similar.pair(first, second)
+	if first.of == nil || second.of == nil {
 		return e, nil
 	}
-	differences, err := cache.Differ(of, than)
+	differences, err := cache.Differ(first.of, second.of)
 	if err != nil {
 		return e, &admin.Error{Code: admin.Invalid, Err: err}
 	}
@@ -149,11 +163,20 @@ func asOther(err error) error {
 	return err
 }
 
-// cacheVerdict asks the front door about a request. The context is nil where its surface has no cache.
-func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.Context, error) {
+// verdict is what is said of a request, and by what.
+type verdict struct {
+	said    admin.CacheVerdict
+	of      *cache.Context // nil: its surface has no cache
+	surface string
+	text    string    // that is compared, where said.Semantic.Compared,
+	vector  []float32 // and its vector
+}
+
+// cacheVerdict asks the front door about a request, and the embedder of its surface, if there is one.
+func (n *Node) cacheVerdict(ctx context.Context, q *admin.CacheRequest) (*verdict, error) {
 	caller, err := n.anyCaller(q)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	header := make(http.Header, len(q.Headers))
 	for name, values := range q.Headers {
@@ -169,16 +192,23 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 		Caller: caller, User: user, Surface: q.Surface, Path: q.Path, Query: q.Query, Header: header, Body: q.Body,
 	})
 	if err != nil {
-		return nil, nil, ofFrontDoor(err)
+		return nil, ofFrontDoor(err)
 	}
-	out := &admin.CacheVerdict{AsTenant: caller.Tenant, AsKey: caller.KeyID, Cacheable: v.Why == "", Why: v.Why, Model: v.Model}
+	out := &verdict{said: admin.CacheVerdict{AsTenant: caller.Tenant, AsKey: caller.KeyID, Cacheable: v.Why == "", Why: v.Why, Model: v.Model}}
 	if v.Context.Surface == "" { // it has no cache
-		return out, nil, nil
+		return out, nil
 	}
 	of := cache.Context(v.Context)
-	if !out.Cacheable {
-		return out, &of, nil
+	out.of, out.surface = &of, of.Surface
+	n.similar.compared(ctx, out, &v)
+	if out.said.Cacheable {
+		n.whatIsKept(&out.said, &v)
 	}
+	return out, nil
+}
+
+// whatIsKept says under which key an answer is, or would be, and whether this node has one. It counts no hit.
+func (n *Node) whatIsKept(out *admin.CacheVerdict, v *proxy.CacheVerdict) {
 	out.Key = hex.EncodeToString(v.Key[:])
 	if out.Inputs = len(v.Inputs); out.Inputs > 0 {
 		for _, k := range v.Inputs {
@@ -186,12 +216,11 @@ func (n *Node) cacheVerdict(q *admin.CacheRequest) (*admin.CacheVerdict, *cache.
 				out.InputsKept++
 			}
 		}
-		return out, &of, nil
+		return
 	}
-	if h, ok := n.shelf.Stale(v.Key, n.ticks()); ok { // which counts no hit
+	if h, ok := n.shelf.Stale(v.Key, n.ticks()); ok {
 		out.Kept = &admin.CacheKept{AgeSeconds: int64(h.Age / time.Second), Stale: h.Stale}
 	}
-	return out, &of, nil
 }
 
 // ofFrontDoor gives a refusal of the front door a code of the admin API: the request that was asked

@@ -136,7 +136,8 @@ type CacheExplanation struct {
 	CacheVerdict
 	Parts       []CachePart       `json:"parts"` // what the key is made of; none where the surface has no cache
 	Other       *CacheVerdict     `json:"other,omitempty"`
-	Differences []CacheDifference `json:"differences"` // where the two differ that counts; none: their keys are equal
+	Pair        *CachePair        `json:"pair,omitempty"` // the two as wordings of one question; nil where one of them is not compared
+	Differences []CacheDifference `json:"differences"`    // where the two differ that counts; none: their keys are equal
 }
 
 // CacheVerdict says whether answers to a request are kept.
@@ -153,6 +154,8 @@ type CacheVerdict struct {
 	// the answering node keeps the embedding. Kept is nil then.
 	Inputs     int `json:"inputs,omitempty"`
 	InputsKept int `json:"inputs_kept,omitempty"`
+
+	Semantic *CacheCompared `json:"semantic,omitempty"` // nil where the surface has no cache at all
 }
 
 // CacheKept is an answer that is there.

@@ -25,6 +25,7 @@ type CacheSemantic struct {
 	Tenant     string `json:"tenant"`
 	Surface    string `json:"surface"`
 	Embedder   string `json:"embedder"`
+	Mode       string `json:"mode,omitempty"` // of the policy in force: shadow, static or learned; "": it has none for the surface
 	Partitions int    `json:"partitions"`
 	Entries    int    `json:"entries"`
 	Bytes      int64  `json:"bytes"`
@@ -78,6 +79,33 @@ type CacheDecision struct {
 	Refused    []string  `json:"refused,omitempty"` // by guards of these kinds
 	Why        string    `json:"why"`
 	Owner      string    `json:"owner,omitempty"` // the node that decided, if another
+}
+
+// CacheCompared says whether a request is compared with questions that were asked before, in other words.
+type CacheCompared struct {
+	Compared  bool    `json:"compared"`
+	Why       string  `json:"why,omitempty"`       // not
+	Mode      string  `json:"mode,omitempty"`      // shadow, static or learned
+	Threshold float64 `json:"threshold,omitempty"` // of static
+	Least     float64 `json:"least,omitempty"`     // similarity that the request asks for
+	Embedder  string  `json:"embedder,omitempty"`  // by whose vectors
+	Partition string  `json:"partition,omitempty"` // hexadecimal: of all but the last user text. Only what has the same is compared
+}
+
+// CachePair is what the semantic cache would make of two requests if one was asked after the other was answered.
+type CachePair struct {
+	Hit           string         `json:"hit"` // yes, no, or perhaps
+	Why           string         `json:"why"`
+	SamePartition bool           `json:"same_partition"`
+	Similarity    *float64       `json:"similarity,omitempty"` // of the two texts; nil: they are of two embedders
+	Refused       []CacheRefusal `json:"refused"`              // by guards, whatever the similarity
+}
+
+// CacheRefusal is a guard that refuses a pair of texts, and the words that it goes by.
+type CacheRefusal struct {
+	Guard  string `json:"guard"`
+	First  string `json:"first,omitempty"`
+	Second string `json:"second,omitempty"`
 }
 
 // readWrong takes the entry.

@@ -187,3 +187,40 @@ func FuzzInvalidationOf(f *testing.F) {
 		}
 	})
 }
+
+// TestWrongAnswers: an entry is named, or nothing happens.
+func TestWrongAnswers(t *testing.T) {
+	c, last := fakeNode()
+	h := Handler(c)
+	w := ask(h, http.MethodPost, "/admin/v1/cache/wrong", "operate", `{"entry": "8f14e45fceea167a"}`)
+	if w.Code != 200 || last.what != (CacheWrong{"8f14e45fceea167a"}) || last.who != (Actor{"the operate", RoleOperate}) {
+		t.Errorf("%d %s: %+v by %+v", w.Code, w.Body, last.what, last.who)
+	}
+	for body, says := range map[string]string{
+		``:                            "entry is missing",
+		`{}`:                          "entry is missing",
+		`{"entry": ""}`:               "entry is missing",
+		`{"entry": 7}`:                "can't be read",
+		`{"entry": "a", "by": "bob"}`: "unknown field",
+		`{"entry": "a"`:               "can't be read",
+		`["a"]`:                       "can't be read",
+	} {
+		*last = seen{}
+		if w := ask(h, http.MethodPost, "/admin/v1/cache/wrong", "operate", body); code(t, w) != Invalid || !strings.Contains(w.Body.String(), says) || last.what != nil {
+			t.Errorf("%s: %d %s", body, w.Code, w.Body)
+		}
+	}
+	if w := ask(h, http.MethodPost, "/admin/v1/cache/wrong", "read", `{"entry": "a"}`); w.Code != http.StatusForbidden || last.what != nil {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if w := ask(h, http.MethodGet, "/admin/v1/cache/recent", "read", ""); strings.TrimSpace(w.Body.String()) != "[]" {
+		t.Errorf("%s", w.Body)
+	}
+	c.WrongAnswer, c.CacheRecent = nil, nil
+	h = Handler(c)
+	for method, path := range map[string]string{http.MethodPost: "/admin/v1/cache/wrong", http.MethodGet: "/admin/v1/cache/recent"} {
+		if w := ask(h, method, path, "operate", `{"entry": "a"}`); w.Code < 400 {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
