@@ -12,6 +12,13 @@ func bounded(hit, request float64) *Policy {
 	return &Policy{Mode: Learned, HitErrorBound: hit, ErrorBound: request, Audit: 0.05}
 }
 
+// statistics skips what counts for long and on one goroutine, where only races are looked for: it takes ten times as long.
+func statistics(t *testing.T) {
+	if underRace {
+		t.Skip("a long count on one goroutine, which cannot race")
+	}
+}
+
 // play asks n questions, of which hits in a share, and of those wrong in a share; a twentieth of them is audited while
 // hits are allowed, all otherwise. It ends early at the first trip if stop is set, and tells after how many.
 func play(b *Budget, rng *rand.Rand, n int, hits, wrong float64, stop bool) int {
@@ -34,6 +41,7 @@ func play(b *Budget, rng *rand.Rand, n int, hits, wrong float64, stop bool) int 
 
 // TestBudgetTrips: an error per hit of three times the bound and more is found out, always.
 func TestBudgetTrips(t *testing.T) {
+	statistics(t)
 	for _, c := range []struct {
 		bound, wrong float64
 		within       int // would-be hits, most of all seeds
@@ -53,6 +61,7 @@ func TestBudgetTrips(t *testing.T) {
 // TestBudgetBears: half the bound trips hardly ever over ten times a million would-be hits, and the bound itself at most in one
 // block of a thousand.
 func TestBudgetBears(t *testing.T) {
+	statistics(t)
 	for _, c := range []struct {
 		bound, wrong float64
 		trips        int // at most, over all seeds
@@ -80,6 +89,7 @@ func TestBudgetBears(t *testing.T) {
 
 // TestBudgetPerRequest: one wrong hit in ten is a wrong answer in fifty while a fifth of requests are hits.
 func TestBudgetPerRequest(t *testing.T) {
+	statistics(t)
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		if n := play(NewBudget(bounded(1, 0.005)), rng, 200_000, 0.2, 0.1, true); n == 200_000 {
@@ -265,6 +275,7 @@ func TestReports(t *testing.T) {
 
 // TestInterval: the published bounds hold the truth in at least 95 of 100 histories, at all of a thousand looks.
 func TestInterval(t *testing.T) {
+	statistics(t)
 	const histories = 400
 	for _, p := range []float64{0.01, 0.05, 0.2} {
 		missed := 0

@@ -77,6 +77,7 @@ func crooked(s float64, agree int) float64 {
 // TestLearnedKeepsHitBound: over 20 worlds of either kind the share of wrong hits is below the bound, and hardly a world is
 // surely above it; in the smooth ones there are many hits.
 func TestLearnedKeepsHitBound(t *testing.T) {
+	statistics(t)
 	for _, c := range []struct {
 		name          string
 		right         func(float64, int) float64
@@ -109,6 +110,7 @@ func TestLearnedKeepsHitBound(t *testing.T) {
 
 // TestLearnedKeepsRequestBound: where the bound of all requests is the nearer one, it is kept.
 func TestLearnedKeepsRequestBound(t *testing.T) {
+	statistics(t)
 	wrong, requests := 0, 0
 	for seed := range uint64(20) {
 		w := newWorld(seed, smooth)

@@ -58,6 +58,7 @@ func TestVCache(t *testing.T) {
 // TestVCacheKeepsItsPromise: with an entry whose curve is as the model says, at most δ of all requests are answered
 // wrongly, once there is something to go by; and it serves.
 func TestVCacheKeepsItsPromise(t *testing.T) {
+	statistics(t)
 	for _, delta := range []float64{0.02, 0.05} {
 		wrong, served, requests := 0, 0, 0
 		for seed := range uint64(20) {
