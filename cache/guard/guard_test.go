@@ -209,9 +209,15 @@ func TestBounds(t *testing.T) {
 		if v.Allowed() || v.Refused[0].Kind != KindLength {
 			t.Errorf("%.10q… of %d bytes: %v, want refused for its length", s, len(s), v.Refused)
 		}
+		if !text.Unreadable() {
+			t.Errorf("%.10q… of %d bytes is readable", s, len(s))
+		}
 		if text.Bytes() > 1<<10 {
 			t.Errorf("%.10q…: a text that no rule reads takes %d bytes", s, text.Bytes())
 		}
+	}
+	if !Parse("Run ```rm a```").Unreadable() || Parse("Run rm a").Unreadable() || Parse("Ктo там?").Unreadable() {
+		t.Error("a block of code is unreadable; a plain text, and one that passes beside its equal, is not")
 	}
 	long := Parse(strings.Repeat("alpha beta ", MaxTokens/2))
 	if v := long.Compare(long); !v.Allowed() {
@@ -251,6 +257,10 @@ func TestShared(t *testing.T) {
 		{"How do I reset my password?", "How can I reset my password?", 1},
 		{"Reset the password", "Water the cactus", 0},
 		{"Cancel the blue order", "Cancel the red order", .5},
+		{"How old is he?", "So, how old is he?", .75},
+		{"How old is he?", "How old is he", 1},
+		{"How old is he?", "Why me?", 0},
+		{"How old is he?", "How old is the king?", .4},
 	} {
 		if got := Parse(c.a).Shared(Parse(c.b)); got != c.want {
 			t.Errorf("%q / %q share %.2f, want %.2f", c.a, c.b, got, c.want)

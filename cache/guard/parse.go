@@ -586,6 +586,11 @@ func (t *Text) participle(i int) bool {
 	return false
 }
 
+// Unreadable reports whether Compare refuses the text beside every other, an equal one
+// included, so that an entry of it would never be found: it is over the bounds or holds a
+// block of code.
+func (t *Text) Unreadable() bool { return t.tooLong || t.fenced }
+
 // Bytes is about what the Text keeps in memory, the source of its words included.
 func (t *Text) Bytes() int64 {
 	const tokenBytes, markBytes, fixed = 48, 8, 160

@@ -801,10 +801,10 @@ next:
 	return nil
 }
 
-// Shared is the share of their words that two questions have in common, within [0, 1]
-// (Jaccard's index over distinct words, function words left out where there are others): a
-// high similarity beside a low share is what a probe for collisions looks like. Synonyms
-// count as one word.
+// Shared is the share of their topic words that two questions have in common, within [0, 1]
+// (Jaccard's index over distinct words, synonyms counted as one): a high similarity beside a
+// low share is what a probe for collisions looks like. Where a question has no topic word
+// ("How old is he?"), all distinct words of both count. It is 0 for a text over the bounds.
 func (t *Text) Shared(u *Text) float64 {
 	if t.tooLong || u.tooLong {
 		return 0
@@ -812,10 +812,32 @@ func (t *Text) Shared(u *Text) float64 {
 	if t.equal(u) {
 		return 1
 	}
+	if len(t.core) == 0 || len(u.core) == 0 {
+		return jaccard(t.stems(), u.stems())
+	}
 	p := pair{a: t, b: u}
 	p.match()
 	shared := len(t.core) - p.leftA
-	all := shared + p.leftA + p.leftB
+	return float64(shared) / float64(shared+p.leftA+p.leftB)
+}
+
+// stems is the distinct words of a text.
+func (t *Text) stems() map[string]bool {
+	out := make(map[string]bool, len(t.tokens))
+	for i := range t.tokens {
+		out[t.tokens[i].stem] = true
+	}
+	return out
+}
+
+func jaccard(a, b map[string]bool) float64 {
+	shared := 0
+	for w := range a {
+		if b[w] {
+			shared++
+		}
+	}
+	all := len(a) + len(b) - shared
 	if all == 0 {
 		return 0
 	}
