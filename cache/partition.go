@@ -11,7 +11,7 @@ const partitionDomain = "headgate cache partition 1\n"
 
 // Partition names all that an answer depends on but the last user text, and the embedder by
 // whose vectors texts are compared there, and gives that text: its parts a line each, as they
-// came. It is derived by the same code as Key and fails where that does. There is no partition
+// came. It is derived by the code of Key, and fails for a body that has no key. There is no partition
 // (ok is false) for a request without such a text.
 func (c *Context) Partition(embedder string) (k Key, text string, ok bool, err error) {
 	plan, err := keyPlan()

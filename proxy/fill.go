@@ -23,7 +23,6 @@ type publisher struct {
 	began     bool              // others may have had some of it
 	over      bool              // it is longer than is gathered
 	private   bool              // the backend says that nobody else may have it
-	tools     bool              // it calls tools
 	tags      []string
 }
 
@@ -161,7 +160,6 @@ func (x *exchange) judgeText(contentType string, body []byte) (kind FillKind, wh
 		return FillUnshareable, "shape"
 	}
 	facts, err := openai.Inspect(x.route.kind, body)
-	x.cache.pub.tools = facts.Tools
 	switch {
 	case err != nil:
 		return FillUnshareable, "shape"

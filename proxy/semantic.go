@@ -38,9 +38,9 @@ type SemanticTurn struct {
 	// is asked to learn of it), shadow (likewise, since the surface only watches), unfit (such a
 	// question is not compared) or failed.
 	Outcome string
-	// Learn, unless nil, is to be told the model's answer if that may be kept; at most once. It
-	// does not block, and keeps e.
-	Learn func(e *CacheEntry)
+	// Learn, unless nil, is to be told the model's answer, if it is whole, and whether it may be
+	// kept; at most once. It does not block, and keeps e.
+	Learn func(e *CacheEntry, keep bool)
 }
 
 // SemanticCache is how a surface's answers serve similar questions, as the policy has it.
@@ -71,12 +71,17 @@ func (x *exchange) leastSimilarity() error {
 }
 
 // similar answers with what was kept of a question that means the same, if it can. The request leads, or
-// nothing but what is kept will do.
+// nothing but what is kept will do. One that takes nothing kept asks, too: what the model says is to take
+// the place of what is there.
 func (x *exchange) similar(metered bool) (served bool) {
 	c := &x.cache
 	c.learn = nil
-	if c.surface.Semantic == nil || x.p.cfg.Semantic == nil || c.mode == cacheRefresh || c.least >= 1 || !x.route.generate {
+	if c.surface.Semantic == nil || x.p.cfg.Semantic == nil || !x.route.generate {
 		return false
+	}
+	least := c.least
+	if c.mode == cacheRefresh {
+		least = 1
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(x.r.Context(), min(maxSemantic, x.timeout-min(c.waited, x.timeout)))
@@ -85,7 +90,7 @@ func (x *exchange) similar(metered bool) (served bool) {
 	if _, err := x.p.cfg.Cache.Key(&cc); err != nil { // it fills in the generations
 		return false
 	}
-	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Kind: x.route.kind, Least: c.least, Tags: c.tags, Request: x.id})
+	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Kind: x.route.kind, Least: least, Tags: c.tags, Request: x.id})
 	c.waited += time.Since(began)
 	if t.Hit == nil {
 		c.learn = t.Learn
@@ -113,10 +118,7 @@ func (x *exchange) found(k *Cached) *CacheEntry {
 // request, too. Where it is not, the model is asked.
 func (x *exchange) acceptable(k *Cached) bool {
 	c := &x.cache
-	if k.Via == "" {
-		return true
-	}
-	if k.Similarity >= c.least && c.least < 1 && hasTags(k.Tags, c.tags) {
+	if k.Via == "" || c.mode != cacheRefresh && c.least < 1 && k.Similarity >= c.least && hasTags(k.Tags, c.tags) {
 		return true
 	}
 	if c.mode != cacheOnly {
@@ -125,11 +127,10 @@ func (x *exchange) acceptable(k *Cached) bool {
 	return false
 }
 
-// teach tells of an answer of the model's that is kept. One with calls of tools has what the question said in
-// its arguments.
-func (x *exchange) teach(e *CacheEntry) {
-	if c := &x.cache; c.learn != nil && !c.pub.tools {
-		c.learn(e)
+// teach tells of an answer of the model's, and whether it is kept.
+func (x *exchange) teach(e *FillEnd) {
+	if c := &x.cache; c.learn != nil && e.Entry != nil && e.Entry.Via == "" {
+		c.learn(e.Entry, e.Kind == FillStore)
 		c.learn = nil
 	}
 }

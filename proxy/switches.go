@@ -58,6 +58,12 @@ func (x *exchange) killed(name string, m *Model) *Error {
 	return nil
 }
 
+// Killed says whether nobody may use m, the gateway itself included.
+func (p *Proxy) Killed(m *Model) bool {
+	s := p.switches.Load()
+	return s.Global != nil || s.model("", m) != nil
+}
+
 // model is the switch thrown against m, which goes by name here; nil if there is none.
 func (s *Switches) model(name string, m *Model) *Kill {
 	if k := s.Models[m.Name]; k != nil {

@@ -27,27 +27,28 @@ const (
 
 // consult is what an exchange has to do with the cache.
 type consult struct {
-	mode    cacheMode
-	tags    []string
-	surface *Surface      // nil: it has no cache, or none was named
-	model   *Model        // that why and key are for
-	why     string        // why its answer is not kept; "": it may be
-	key     [32]byte      // of its answer, where it may be kept
-	shed    *Error        // the refusal unless an answer is at hand
-	stale   *Cached       // what may be served where the model fails
-	fill    CacheFill     // this request leads
-	early   bool          // nobody waits for this request: it refreshes what is kept
-	missed  bool          // and counted so
-	waited  time.Duration // for others' answers
-	extra   int64         // tokens of what was kept of an answer, to be charged with the rest
-	unkept  string        // why an answer that a model gave is not kept
-	pub     publisher
-	least   float64           // similarity of a question whose answer will do
-	learn   func(*CacheEntry) // wants to know what the model says; nil: nobody does
-	tier    string            // that answered: exact, stale, live, semantic or ""
-	via     string            // of the cache of similar questions that answered
-	alike   float64           // how similar that question is
-	age     time.Duration
+	mode     cacheMode
+	tags     []string
+	surface  *Surface      // nil: it has no cache, or none was named
+	model    *Model        // that why and key are for
+	why      string        // why its answer is not kept; "": it may be
+	key      [32]byte      // of its answer, where it may be kept
+	shed     *Error        // the refusal unless an answer is at hand
+	stale    *Cached       // what may be served where the model fails
+	fill     CacheFill     // this request leads
+	early    bool          // nobody waits for this request: it refreshes what is kept
+	missed   bool          // and counted so
+	waited   time.Duration // for others' answers
+	rejected int           // of those, that would not do
+	extra    int64         // tokens of what was kept of an answer, to be charged with the rest
+	unkept   string        // why an answer that a model gave is not kept
+	pub      publisher
+	least    float64                        // similarity of a question whose answer will do
+	learn    func(e *CacheEntry, keep bool) // wants to know what the model says; nil: nobody does
+	tier     string                         // that answered: exact, stale, live, semantic or ""
+	via      string                         // of the cache of similar questions that answered
+	alike    float64                        // how similar that question is
+	age      time.Duration
 }
 
 // cacheHeaders reads what a client says of the cache.
@@ -327,9 +328,10 @@ func (x *exchange) turn(look, metered bool) error {
 		x.settle(outcomeRefused)
 		return nil
 	case t.Hit != nil && !x.tagged(t.Hit):
-		if c.mode != cacheOnly {
+		if c.rejected++; c.mode != cacheOnly && c.rejected <= maxRejoins {
 			return x.turn(false, metered)
 		}
+		t = CacheTurn{} // others are always faster: it asks for itself
 	case t.Hit != nil && x.serveKept(t.Hit, metered):
 		return nil
 	case t.Hit != nil: // it can't be told as the client wants it
@@ -467,9 +469,7 @@ func (x *exchange) endFill(e FillEnd) {
 	if x.cache.fill != nil {
 		x.cache.fill.End(e)
 		x.cache.fill = nil
-		if e.Kind == FillStore {
-			x.teach(e.Entry)
-		}
+		x.teach(&e)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"math"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -22,43 +21,60 @@ import (
 const (
 	maxSaid     = 64 << 10         // bytes of an answer that is compared; of longer ones nobody knows
 	chunkSaid   = 320              // bytes of an answer that are turned into one vector: any embedder's window holds them
-	maxChunks   = 32               // of one answer; the rest counts by facts only
+	maxChunks   = 32               // of one answer; what follows counts by the facts in it only
 	firstChunks = 3                // of an answer that is compared with many
 	studyFor    = 10 * time.Second // a comparison
+	maxVerified = 8 << 10          // bytes of two answers that a verifier reads
 	verifyBelow = 0.25             // how far below the similarity of answers that say the same a verifier is asked
 )
 
 // lesson is a question, what the cache said of it, and what the model did.
 type lesson struct {
 	rules    *proxy.SemanticCache
-	embedder embed.Embedder
+	study    embed.Embedder // for answers
 	kind     openai.Kind
 	stamp    uint64
 	question semantic.Question
 	said     semantic.Answer
 	answer   *cache.Entry
+	keep     bool  // it may serve others
+	taught   int64 // when it came
 }
 
-// study compares the model's answer with the one that was found, and tells the cache.
+// size is about what a lesson takes while it waits.
+func (l *lesson) size() int64 {
+	n := int64(len(l.answer.Body) + 4*len(l.question.Vector) + len(l.question.Text))
+	if l.said.Entry != nil {
+		n += int64(len(l.said.Entry.Body))
+	}
+	return n
+}
+
+// study compares the model's answer with the one that was found, and tells the cache. One that calls tools has
+// in their arguments what the question said: it serves nobody else.
 func (s *similar) study(ctx context.Context, l *lesson) {
 	ctx, cancel := context.WithTimeout(ctx, studyFor)
 	defer cancel()
 	label := semantic.Label{Answers: l.rules.Answers}
-	now, ok := said(l.kind, l.answer.Body)
-	if ok {
-		label.AnswerHash = xxhash.Sum64String(now)
-		label.AnswerVector = s.vector(ctx, l, now)
+	now := said(l.kind, l.answer.Body)
+	if now.whole && !now.tools {
+		label.AnswerHash = xxhash.Sum64String(now.text)
+		label.AnswerVector = s.vector(ctx, l, now.text)
 	}
 	by := "none"
 	if l.said.Entry != nil {
-		before, known := said(l.kind, l.said.Entry.Body)
-		if label.By = "unknown"; ok && known {
-			s.compare(ctx, l, before, now, &label)
-		}
+		label.By = "unknown"
+		s.compare(ctx, l, said(l.kind, l.said.Entry.Body), now, &label)
 		by = label.By
 	}
 	s.met.compared.WithLabelValues(by).Inc()
-	s.cache.Learn(ctx, &l.question, &l.said, label, l.answer)
+	kept := l.answer
+	if !l.keep || now.tools {
+		kept = nil
+	} else {
+		kept.Age = time.Duration(max(s.now()-l.taught, 0))
+	}
+	s.cache.Learn(ctx, &l.question, &l.said, label, kept)
 }
 
 // vector is where an answer lies among others, by its beginning; nil where nobody needs to know, or it can't be told.
@@ -67,7 +83,7 @@ func (s *similar) vector(ctx context.Context, l *lesson, text string) []float32 
 		return nil
 	}
 	pieces := chunks(text)
-	vectors, err := l.embedder.Embed(ctx, pieces[:min(len(pieces), firstChunks)])
+	vectors, err := l.study.Embed(ctx, pieces[:min(len(pieces), firstChunks)])
 	if err != nil {
 		return nil
 	}
@@ -79,37 +95,48 @@ func (s *similar) vector(ctx context.Context, l *lesson, text string) []float32 
 	return out
 }
 
-// compare says whether two answers say the same: they are the same; or their numbers, dates or negations
-// differ; or their vectors are near; or, in between, by the verifier, where there is one.
-func (s *similar) compare(ctx context.Context, l *lesson, before, now string, label *semantic.Label) {
-	label.Known = true
-	if before == now {
-		label.Same, label.By = true, "exact"
+// compare says whether two answers say the same: they are the same; or only one calls tools; or what they state as
+// facts differs; or their vectors are near; or, in between, by the verifier, where there is one.
+func (s *similar) compare(ctx context.Context, l *lesson, before, now saying, label *semantic.Label) {
+	switch {
+	case !before.whole || !now.whole:
+		return // nobody knows
+	case before.tools != now.tools:
+		label.Known, label.By = true, "tools"
+		return
+	case before.text == now.text:
+		label.Known, label.Same, label.By = true, true, "exact"
+		return
+	case contradict(before.raw, now.raw):
+		label.Known, label.By = true, "facts"
 		return
 	}
-	if contradict(before, now) {
-		label.By = "facts"
-		return
-	}
-	similarity, err := alike(ctx, l.embedder, before, now)
+	similarity, err := alike(ctx, l.study, before.text, now.text)
 	if err != nil {
-		label.Known = false
 		return
 	}
-	label.Same, label.By = similarity >= l.rules.Answers, "embedding"
-	if label.Same || l.rules.Verifier == nil || similarity < l.rules.Answers-verifyBelow {
+	label.Known, label.Same, label.By = true, similarity >= l.rules.Answers, "embedding"
+	if label.Same || l.rules.Verifier == nil || similarity < l.rules.Answers-verifyBelow || len(before.text)+len(now.text) > maxVerified {
 		return
 	}
-	if same, err := s.verify(ctx, l.rules.Verifier, now, before); err == nil {
+	if same, err := s.verify(ctx, l.rules.Verifier, answersTo, now.text, before.text); err == nil {
 		label.Same, label.By = same, "verifier"
 	}
 }
 
-// said is what an answer says, in small letters and with single blanks. ok: it says something, which can be compared.
-func said(kind openai.Kind, body []byte) (text string, ok bool) {
+// saying is what an answer says.
+type saying struct {
+	raw   string
+	text  string // in small letters and with single blanks
+	whole bool   // it says something, and all of it is there to be compared
+	tools bool   // it calls some
+}
+
+// said reads an answer.
+func said(kind openai.Kind, body []byte) (s saying) {
 	facts, err := openai.Inspect(kind, body)
-	if err != nil {
-		return "", false
+	if err != nil || !facts.Complete || facts.Length || facts.Failure != nil {
+		return s
 	}
 	var b bytes.Buffer
 	facts.Said(func(t []byte) bool {
@@ -117,15 +144,20 @@ func said(kind openai.Kind, body []byte) (text string, ok bool) {
 		b.WriteByte('\n')
 		return b.Len() <= maxSaid
 	})
-	if b.Len() > maxSaid {
-		return "", false
+	s.tools = facts.Tools
+	if b.Len() <= maxSaid {
+		s.raw = b.String()
+		s.text = strings.ToLower(strings.Join(strings.Fields(s.raw), " "))
+		s.whole = s.text != "" || s.tools
 	}
-	text = strings.ToLower(strings.Join(strings.Fields(b.String()), " "))
-	return text, strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsSpace(r) })
+	return s
 }
 
 // contradict says whether what two answers state as facts differs, whatever their wording.
 func contradict(a, b string) bool {
+	if _, yes := guard.ParseFacts(a).Contradicts(guard.ParseFacts(b)); yes {
+		return true
+	}
 	for _, r := range guard.Parse(a).Compare(guard.Parse(b)).Refused {
 		switch r.Kind {
 		case guard.KindNumber, guard.KindUnit, guard.KindDate, guard.KindNegation:

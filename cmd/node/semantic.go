@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,15 +24,19 @@ const (
 	minSemanticBytes     = 1 << 20
 	maxQuestion          = 8 << 10 // bytes of one that is compared with others
 	maxLessons           = 256     // answers of models that wait to be compared; one is at a time, so that requests have the processor
+	maxLessonBytes       = 32 << 20
+	maxLesson            = 1 << 20 // bytes of an answer that serves other words
 )
 
 // similar is the cache of similar questions as the front door knows it.
 type similar struct {
 	cache     *semantic.Cache
 	embedders *embedders
-	verify    func(ctx context.Context, m *proxy.Model, asked, kept string) (same bool, err error)
+	verify    func(ctx context.Context, m *proxy.Model, what, one, other string) (same bool, err error)
 	stamp     func() uint64
+	now       func() int64 // nanoseconds
 	lessons   chan *lesson
+	waiting   atomic.Int64 // bytes of them
 	met       *similarMetrics
 }
 
@@ -45,7 +50,7 @@ func (n *Node) openSemantic() error {
 		return err
 	}
 	n.similar = &similar{
-		cache: kept, embedders: newEmbedders(n.post), verify: verifier{n.post}.same, stamp: func() uint64 { return n.caches().Stamp() },
+		cache: kept, embedders: newEmbedders(n.post, n.log), verify: verifier{n.post}.same, stamp: func() uint64 { return n.caches().Stamp() }, now: n.ticks,
 		lessons: make(chan *lesson, maxLessons), met: newSimilarMetrics(n.registry),
 	}
 	return nil
@@ -98,6 +103,7 @@ func (s *similar) run(ctx context.Context) {
 	for {
 		select {
 		case l := <-s.lessons:
+			s.waiting.Add(-l.size())
 			s.study(ctx, l)
 		case <-ctx.Done():
 			return
@@ -130,7 +136,7 @@ func (s *similar) Ask(ctx context.Context, q *proxy.SemanticQuestion) proxy.Sema
 			Age: a.Age, Via: a.EntryID, Similarity: min(max(a.Similarity, 0), 1), Stamp: a.Entry.Stamp,
 		}}
 	}
-	return proxy.SemanticTurn{Outcome: outcome, Learn: func(e *proxy.CacheEntry) { s.teach(l, e) }}
+	return proxy.SemanticTurn{Outcome: outcome, Learn: func(e *proxy.CacheEntry, keep bool) { s.teach(l, e, keep) }}
 }
 
 // verified says whether a close thing may be served: where the surface has a verifier, that says so.
@@ -138,7 +144,7 @@ func (s *similar) verified(ctx context.Context, l *lesson) bool {
 	if !l.said.Borderline || l.rules.Verifier == nil {
 		return true
 	}
-	same, err := s.verify(ctx, l.rules.Verifier, l.question.Text, l.said.CachedText)
+	same, err := s.verify(ctx, l.rules.Verifier, questions, l.question.Text, l.said.CachedText)
 	verdict := "another"
 	switch {
 	case err != nil:
@@ -172,7 +178,7 @@ func (s *similar) lesson(ctx context.Context, q *proxy.SemanticQuestion) (*lesso
 		return nil, "failed"
 	}
 	return &lesson{
-		rules: sem, embedder: e, kind: q.Kind, stamp: s.stamp(),
+		rules: sem, study: e.answers(), kind: q.Kind, stamp: s.stamp(),
 		question: semantic.Question{
 			Partition: part, Tenant: q.Context.Tenant, Surface: q.Surface.Name, Embedder: version, Text: text, Vector: vectors[0],
 			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request,
@@ -195,31 +201,41 @@ func policyOf(s *proxy.SemanticCache) threshold.Policy {
 }
 
 // teach has the model's answer compared, later, with the one that was found. It does not block.
-func (s *similar) teach(l *lesson, e *proxy.CacheEntry) {
-	l.answer = answer(e)
+func (s *similar) teach(l *lesson, e *proxy.CacheEntry, keep bool) {
+	l.answer, l.keep, l.taught = answer(e), keep, s.now()
 	l.answer.Stamp, l.answer.Life = l.stamp, cache.Life{TTL: l.rules.TTL, MaxTTL: l.rules.TTL}
-	select {
-	case s.lessons <- l:
-	default:
-		s.met.compared.WithLabelValues("dropped").Inc()
+	if n := l.size(); len(e.Body) <= maxLesson && s.waiting.Add(n) <= maxLessonBytes {
+		select {
+		case s.lessons <- l:
+			return
+		default:
+		}
+		s.waiting.Add(-n)
+	} else if len(e.Body) <= maxLesson {
+		s.waiting.Add(-n)
 	}
+	s.met.compared.WithLabelValues("dropped").Inc()
 }
 
 // similarMetrics are of what this room does; the cache counts what it decides.
 type similarMetrics struct {
 	compared *prometheus.CounterVec
 	verified *prometheus.CounterVec
+	posted   *prometheus.CounterVec
 }
 
 func newSimilarMetrics(r prometheus.Registerer) *similarMetrics {
 	m := &similarMetrics{
 		compared: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "headgate_semantic_comparisons_total", Help: "Answers of models that were compared with the one that would have been served, by what told (exact, facts, embedding, verifier; none: there was no other, unknown: nothing could; dropped: too many waited).",
+			Name: "headgate_semantic_comparisons_total", Help: "Answers of models that were compared with the one that would have been served, by what told (exact, tools, facts, embedding, verifier; none: there was no other, unknown: nothing could; dropped: too many waited, or it was too large).",
 		}, []string{"by"}),
 		verified: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headgate_semantic_verified_total", Help: "Questions about which a verifier was asked before a similar one's answer was served (same, another, failed).",
 		}, []string{"verdict"}),
+		posted: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "headgate_semantic_upstream_requests_total", Help: "Requests of the gateway's own to models that embed or verify, which nobody is charged for (ok, failed).",
+		}, []string{"model", "outcome"}),
 	}
-	r.MustRegister(m.compared, m.verified)
+	r.MustRegister(m.compared, m.verified, m.posted)
 	return m
 }

@@ -14,6 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/cache"
 	"headgate/cache/embed/embedtest"
 	"headgate/cache/semantic"
 	"headgate/proxy"
@@ -82,7 +85,7 @@ func newHelpDesk(t *testing.T, ttl string) *helpDesk {
 	up := httptest.NewServer(d.parrot)
 	t.Cleanup(up.Close)
 	d.n = start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(semanticPolicy, up.URL, ttl)) })
-	d.n.similar.embedders.byModel[""] = &embedderUse{Embedder: new(embedtest.Words)}
+	d.n.similar.embedders.byModel[""] = &embedderUse{Embedder: new(embedtest.Words), study: new(embedtest.Words)}
 	return d
 }
 
@@ -178,32 +181,39 @@ func TestCompare(t *testing.T) {
 		same bool
 		err  error
 	}
+	call := strings.Replace(chatSays("x"), `"content":"x"`, `"content":null,"tool_calls":[{"id":"t","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]`, 1)
 	for _, c := range []struct {
 		name, before, now string
 		verifier          *verdict // nil: there is none
 		want              semantic.Label
 	}{
-		{"the same", "Click  Reset.", "click reset.", nil, semantic.Label{Same: true, Known: true, By: "exact"}},
-		{"other words", "You click the reset button on the login page", "Click reset button on the login page", nil, semantic.Label{Same: true, Known: true, By: "embedding"}},
-		{"another answer", "Click reset on the login page.", "Orders ship within the week.", nil, semantic.Label{Known: true, By: "embedding"}},
-		{"another number", "Refunds are possible within 30 days.", "Refunds are possible within 14 days.", nil, semantic.Label{Known: true, By: "facts"}},
-		{"a negation", "You can cancel your order after payment.", "You cannot cancel your order after payment.", nil, semantic.Label{Known: true, By: "facts"}},
-		{"close, and it is", "Click reset on the login page", "Click reset on the start page please", &verdict{same: true}, semantic.Label{Same: true, Known: true, By: "verifier"}},
-		{"close, and it is not", "Click reset on the login page", "Click reset on the start page please", &verdict{}, semantic.Label{Known: true, By: "verifier"}},
-		{"close, and nobody knows", "Click reset on the login page", "Click reset on the start page please", &verdict{err: errors.New("no")}, semantic.Label{Known: true, By: "embedding"}},
-		{"far", "Click reset on the login page.", "Orders ship within the week.", &verdict{same: true}, semantic.Label{Known: true, By: "embedding"}},
+		{"the same", chatSays("Click  Reset."), chatSays("click reset."), nil, semantic.Label{Same: true, Known: true, By: "exact"}},
+		{"other words", chatSays("You click the reset button on the login page"), chatSays("Click reset button on the login page"), nil, semantic.Label{Same: true, Known: true, By: "embedding"}},
+		{"another answer", chatSays("Click reset on the login page."), chatSays("Orders ship within the week."), nil, semantic.Label{Known: true, By: "embedding"}},
+		{"another number", chatSays("Refunds are possible within 30 days."), chatSays("Refunds are possible within 14 days."), nil, semantic.Label{Known: true, By: "facts"}},
+		{"a negation", chatSays("You can cancel your order after payment."), chatSays("You cannot cancel your order after payment."), nil, semantic.Label{Known: true, By: "facts"}},
+		{"a call", chatSays("Click reset."), call, nil, semantic.Label{Known: true, By: "tools"}},
+		{"one that was cut", chatSays("Click reset."), strings.Replace(chatSays("Click"), `"stop"`, `"length"`, 1), nil, semantic.Label{}},
+		{"one that says nothing", chatSays("Click reset."), chatSays(""), nil, semantic.Label{}},
+		{"close, and it is", chatSays("Click reset on the login page"), chatSays("Click reset on the start page please"), &verdict{same: true}, semantic.Label{Same: true, Known: true, By: "verifier"}},
+		{"close, and it is not", chatSays("Click reset on the login page"), chatSays("Click reset on the start page please"), &verdict{}, semantic.Label{Known: true, By: "verifier"}},
+		{"close, and nobody knows", chatSays("Click reset on the login page"), chatSays("Click reset on the start page please"), &verdict{err: errors.New("no")}, semantic.Label{Known: true, By: "embedding"}},
+		{"far", chatSays("Click reset on the login page."), chatSays("Orders ship within the week."), &verdict{same: true}, semantic.Label{Known: true, By: "embedding"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := &similar{verify: func(context.Context, *proxy.Model, string, string) (bool, error) { return c.verifier.same, c.verifier.err }}
-			l := &lesson{rules: &proxy.SemanticCache{Answers: 0.85}, embedder: new(embedtest.Words)}
+			s := &similar{verify: func(_ context.Context, _ *proxy.Model, what, _, _ string) (bool, error) {
+				if what != answersTo {
+					t.Errorf("it compares two %s", what)
+				}
+				return c.verifier.same, c.verifier.err
+			}}
+			l := &lesson{rules: &proxy.SemanticCache{Answers: 0.85}, study: new(embedtest.Words)}
 			if c.verifier != nil {
 				l.rules.Verifier = &proxy.Model{}
 			}
-			before, ok := said(openai.Chat, []byte(chatSays(c.before)))
-			now, ok2 := said(openai.Chat, []byte(chatSays(c.now)))
 			var got semantic.Label
-			if s.compare(t.Context(), l, before, now, &got); !reflect.DeepEqual(got, c.want) || !ok || !ok2 {
-				t.Errorf("%+v, want %+v (%v, %v)", got, c.want, ok, ok2)
+			if s.compare(t.Context(), l, said(openai.Chat, []byte(c.before)), said(openai.Chat, []byte(c.now)), &got); !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%+v, want %+v", got, c.want)
 			}
 		})
 	}
@@ -212,17 +222,18 @@ func TestCompare(t *testing.T) {
 // TestSaid: what is compared of an answer.
 func TestSaid(t *testing.T) {
 	for _, c := range []struct {
-		body, text string
-		ok         bool
+		body string
+		want saying
 	}{
-		{chatSays(" Hello,\n\tWORLD "), "hello, world", true},
-		{strings.Replace(chatSays("Yes."), `"content"`, `"reasoning":"Well, no.","content"`, 1), "yes.", true},
-		{chatSays(""), "", false},
-		{chatSays(strings.Repeat("x", maxSaid+1)), "", false},
-		{`{"choices":1}`, "", false},
+		{chatSays(" Hello,\n\tWORLD "), saying{raw: " Hello,\n\tWORLD \n", text: "hello, world", whole: true}},
+		{strings.Replace(chatSays("Yes."), `"content"`, `"reasoning":"Well, no.","content"`, 1), saying{raw: "Yes.\n", text: "yes.", whole: true}},
+		{strings.Replace(chatSays("Yes"), `"stop"`, `"length"`, 1), saying{}},
+		{chatSays(""), saying{}},
+		{chatSays(strings.Repeat("x", maxSaid+1)), saying{}},
+		{`{"choices":1}`, saying{}},
 	} {
-		if text, ok := said(openai.Chat, []byte(c.body)); text != c.text || ok != c.ok {
-			t.Errorf("%.60s: %q, %v", c.body, text, ok)
+		if got := said(openai.Chat, []byte(c.body)); got != c.want {
+			t.Errorf("%.60s: %+v", c.body, got)
 		}
 	}
 	long := strings.Repeat("word ", 5000) + strings.Repeat("é", 500)
@@ -237,6 +248,44 @@ func TestSaid(t *testing.T) {
 	}
 	if got := strings.Join(chunks(strings.Repeat("ab cd ", 200)), " "); strings.Join(strings.Fields(got), " ") != strings.TrimSpace(strings.Repeat("ab cd ", 200)) {
 		t.Error("something is lost between the pieces")
+	}
+}
+
+// TestAnswersAgeWhileTheyWait to be compared.
+func TestAnswersAgeWhileTheyWait(t *testing.T) {
+	d := newHelpDesk(t, "1m")
+	s := d.n.similar
+	q := proxy.SemanticQuestion{Context: &proxy.CacheContext{Tenant: "dev", Surface: "help", Path: "/v1/chat/completions", Body: []byte(`{"messages":[{"role":"user","content":"How do I reset my password?"}]}`)}, Kind: openai.Chat, Surface: &proxy.Surface{Name: "help", Semantic: &proxy.SemanticCache{Mode: "static", Threshold: .85, ErrorBound: .01, HitErrorBound: .02, Audit: 1e-6, TTL: time.Minute, Answers: .9}}}
+	l, _ := s.lesson(t.Context(), &q)
+	l.answer, l.keep, l.taught = answer(&proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: []byte(chatSays("Click reset."))}), true, s.now()-int64(30*time.Second)
+	l.answer.Life = cache.Life{TTL: time.Minute, MaxTTL: time.Minute}
+	l.said = s.cache.Ask(t.Context(), &l.question)
+	s.study(t.Context(), l)
+	d.learned(1)
+	again, _ := s.lesson(t.Context(), &q)
+	if a := s.cache.Ask(t.Context(), &again.question); a.Entry == nil || a.Age < 30*time.Second {
+		t.Errorf("%+v", a)
+	}
+}
+
+// TestLessonsAreBounded by their number and by their bytes, and what is too large is none.
+func TestLessonsAreBounded(t *testing.T) {
+	s := &similar{lessons: make(chan *lesson, 2), now: func() int64 { return 0 }, met: newSimilarMetrics(prometheus.NewRegistry())}
+	teach := func(size int) {
+		s.teach(&lesson{rules: &proxy.SemanticCache{}}, &proxy.CacheEntry{Body: make([]byte, size)}, true)
+	}
+	for _, size := range []int{maxLesson + 1, 10, 20, 30} {
+		teach(size)
+	}
+	if len(s.lessons) != 2 || s.waiting.Load() != 30 {
+		t.Errorf("%d lessons of %d bytes", len(s.lessons), s.waiting.Load())
+	}
+	s.lessons = make(chan *lesson, 100)
+	for range 50 {
+		teach(maxLesson)
+	}
+	if n := len(s.lessons); n >= maxLessonBytes/maxLesson+1 || n < maxLessonBytes/maxLesson-1 {
+		t.Errorf("%d lessons of a mebibyte", n)
 	}
 }
 
@@ -262,11 +311,11 @@ func TestVerifier(t *testing.T) {
 			sent = m.Name + path + string(body)
 			return []byte(c.answer), c.err
 		}}
-		same, err := v.same(t.Context(), &proxy.Model{Name: "judge", Upstream: "up"}, `is "it" on?`, "is it\noff?")
+		same, err := v.same(t.Context(), &proxy.Model{Name: "judge", Upstream: "up"}, questions, `is "it" on?`, "is it\noff?")
 		if same != c.same || (err != nil) != c.fails {
 			t.Errorf("%s: %v, %v", c.answer, same, err)
 		}
-		for _, part := range []string{"judge/v1/chat/completions", `"model":"up"`, `[\"is \\\"it\\\" on?\",\"is it\\noff?\"]`, `"temperature":0`} {
+		for _, part := range []string{"judge/v1/chat/completions", `"model":"up"`, `[\"is \\\"it\\\" on?\",\"is it\\noff?\"]`, `"temperature":0`, "two questions that users asked"} {
 			if !strings.Contains(sent, part) {
 				t.Errorf("%s lacks %s", sent, part)
 			}
@@ -305,5 +354,10 @@ models: [{name: m, backends: [gone, b]}, {name: lost, backends: [gone]}]`, 1)
 	}
 	if _, err := n.post(t.Context(), &proxy.Model{Backends: []string{"gone"}}, "/echo", nil, 99); err == nil {
 		t.Error("nobody is there, and it answered")
+	}
+	n.proxy.SetSwitches(&proxy.Switches{Models: map[string]*proxy.Kill{"judge": {}}})
+	m.Name = "judge"
+	if _, err := n.post(t.Context(), m, "/echo", nil, 99); !errors.Is(err, errModelKilled) {
+		t.Errorf("%v", err)
 	}
 }
