@@ -132,7 +132,7 @@ func (s *Surface) semanticWords() string {
 	default:
 		b.WriteString("other wordings are looked for and counted, and not answered")
 	}
-	fmt.Fprintf(&b, ", wrong for %s of the requests and %s of the hits at most", valueOr(m.ErrorBound, defaultErrorBound), valueOr(m.HitErrorBound, defaultHitBound))
+	fmt.Fprintf(&b, ", aiming at no more than %s of the requests and %s of the hits wrong", valueOr(m.ErrorBound, defaultErrorBound), valueOr(m.HitErrorBound, defaultHitBound))
 	if m.mode() != "shadow" {
 		fmt.Fprintf(&b, ", %s of the hits audited", valueOr(m.Audit, defaultAudit))
 	}

@@ -200,12 +200,12 @@ func TestSemanticWarnings(t *testing.T) {
 }
 
 func TestSemanticInDifferences(t *testing.T) {
-	const bounds = ", wrong for 0.01 of the requests and 0.02 of the hits at most"
+	const bounds = ", aiming at no more than 0.01 of the requests and 0.02 of the hits wrong"
 	for name, c := range map[string]struct{ old, new, want string }{
 		"defaults": {"-", "", "+ surfaces[docs].semantic: other wordings are looked for and counted, and not answered" + bounds + ", kept for 6h0m0s"},
 		"all": {
 			"-", "mode: static, threshold: 0.95, error_bound: 0.005, hit_error_bound: 0.03, audit: 0.1, ttl: 1d, embedder: e5, verifier: judge, answers: 0.9",
-			"+ surfaces[docs].semantic: other wordings are answered, too, from a similarity of 0.95, wrong for 0.005 of the requests and 0.03 of the hits at most, 0.1 of the hits audited, kept for 1d, embedded by e5, verified by judge, answers compared at 0.9",
+			"+ surfaces[docs].semantic: other wordings are answered, too, from a similarity of 0.95, aiming at no more than 0.005 of the requests and 0.03 of the hits wrong, 0.1 of the hits audited, kept for 1d, embedded by e5, verified by judge, answers compared at 0.9",
 		},
 		"learned, gone": {"mode: learned", "-", "- surfaces[docs].semantic: other wordings are answered, too, where what was learned allows it" + bounds + ", 0.05 of the hits audited, kept for 6h0m0s"},
 		"its fields":    {"", "mode: static, threshold: 0.95", "+ surfaces[docs].semantic.mode: static\n+ surfaces[docs].semantic.threshold: 0.95"},
