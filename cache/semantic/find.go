@@ -32,6 +32,8 @@ const (
 	whyLeast     = "below the least similarity that the client takes"
 	whyProbe     = "near in its vector and far in its words"
 	whyBody      = "the stored answer is damaged"
+	whyVerified  = "the verifier takes the questions for one"
+	whyRefuted   = "the verifier does not take the questions for one"
 )
 
 // finding is what find found.
@@ -45,6 +47,7 @@ type finding struct {
 	refused    []guard.Reason
 	probe      bool // it looks like an attempt to collide
 	borderline bool
+	pending    bool // who asked says what becomes of it
 	age        time.Duration
 }
 
@@ -77,8 +80,12 @@ func (s *shard) find(now int64, q *Question) finding {
 		f.decision.Why = whyFar
 		s.judge(now, &f, sc, q, s.near(now, p, q))
 	}
+	f.pending = f.borderline && q.Verify && f.decision.Action == threshold.Serve
+	s.use(f.e, f.decision.Action)
 	sc.count(&f, q)
-	s.hit(&f)
+	if !f.pending {
+		s.hit(f.e, f.decision.Action, f.decision.Cell)
+	}
 	return f
 }
 
@@ -189,26 +196,30 @@ func (f *finding) tighten(q *Question, question *guard.Text) {
 	}
 }
 
-// hit notes that an entry was of use.
-func (s *shard) hit(f *finding) {
-	if f.e == nil || f.decision.Action == threshold.Miss {
+// use notes that an entry was of use.
+func (s *shard) use(e *entry, a threshold.Action) {
+	if e == nil || a == threshold.Miss {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := f.e
-	if e.gone || s.closed {
+	if !e.gone && !s.closed {
+		e.p.scope.tenant.used.MoveToFront(e.used)
+	}
+}
+
+// hit remembers by what an entry was served.
+func (s *shard) hit(e *entry, a threshold.Action, c threshold.Cell) {
+	if e == nil || a != threshold.Serve {
 		return
 	}
-	e.p.scope.tenant.used.MoveToFront(e.used)
-	if f.decision.Action != threshold.Serve {
-		return
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if len(e.hits) == keptHits {
 		copy(e.hits, e.hits[1:])
-		e.hits[keptHits-1] = f.decision.Cell
+		e.hits[keptHits-1] = c
 	} else {
-		e.hits = append(e.hits, f.decision.Cell)
+		e.hits = append(e.hits, c)
 	}
 }
 
@@ -223,11 +234,21 @@ type lesson struct {
 	action     threshold.Action
 	cell       threshold.Cell
 	label      Label
+	settles    bool // it says what became of an answer that nothing counted, by action, and nothing else
 
 	entry  *cache.Entry // nil: it may not be kept
 	text   string
 	vector []float32
 	came   int64 // when: the entry's age is as of then
+}
+
+// settle counts what became of an answer that find left uncounted.
+func (s *shard) settle(sc *scope, e *entry, l *lesson) {
+	sc.mu.Lock()
+	sc.configure(&l.policy)
+	sc.became(l.action, l.cell, l.similarity)
+	sc.mu.Unlock()
+	s.hit(e, l.action, l.cell)
 }
 
 // learn takes a label and, where it is another answer, or is asked by the same words, keeps the model's.
@@ -256,6 +277,10 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 	s.mu.Unlock()
 	if sc == nil {
 		return notRoom
+	}
+	if l.settles {
+		s.settle(sc, e, l)
+		return kept
 	}
 	if l.id != 0 && l.action != threshold.Miss {
 		s.label(sc, e, l)

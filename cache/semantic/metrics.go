@@ -3,7 +3,6 @@ package semantic
 import (
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -74,8 +73,7 @@ func newMetrics(r prometheus.Registerer, c *Cache) (*metrics, error) {
 
 func (m *metrics) dropped(reason string) { m.lost.WithLabelValues(reason).Inc() }
 
-func (m *metrics) asked(a *Answer, took time.Duration) {
-	m.seconds.Observe(took.Seconds())
+func (m *metrics) decided(a *Answer) {
 	m.decisions.WithLabelValues(a.Action.String()).Inc()
 	if a.id != 0 {
 		m.similarity.WithLabelValues(a.Action.String()).Observe(a.Similarity)
@@ -83,7 +81,7 @@ func (m *metrics) asked(a *Answer, took time.Duration) {
 }
 
 func (m *metrics) label(l *lesson) {
-	if l.id == 0 || l.action == threshold.Miss {
+	if l.id == 0 || l.action == threshold.Miss || l.settles {
 		return
 	}
 	same := "unknown"

@@ -77,8 +77,9 @@ func (c *Cache) Recent() []Decision {
 	return out
 }
 
-// note remembers and logs a decision. What was asked is in neither.
+// note counts, remembers and logs a decision. What was asked is in neither.
 func (c *Cache) note(ctx context.Context, q *Question, a *Answer) {
+	c.met.decided(a)
 	d := Decision{
 		At: c.cfg.Now(), Request: q.Request, Tenant: q.Tenant, Surface: q.Surface, Entry: a.EntryID, Action: a.Action.String(), Shadow: a.Shadow,
 		Similarity: a.Similarity, Threshold: a.Threshold, Tau: a.Tau, Why: a.Why, Owner: a.Owner,

@@ -68,23 +68,31 @@ func bin(similarity float64) int {
 	return max(0, min(int(similarity*Bins), Bins-1))
 }
 
-// count counts a question by what became of it.
+// count counts a question by what became of it, where that is known by now.
 func (sc *scope) count(f *finding, q *Question) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
 	sc.configure(&q.Policy)
-	a := f.decision.Action
-	sc.budget.Count(a)
-	sc.tally.actions[a]++
 	if f.probe {
 		sc.tally.probes++
 	}
-	if f.e == nil {
-		return
+	switch {
+	case f.pending:
+	case f.e == nil:
+		sc.budget.Count(f.decision.Action)
+		sc.tally.actions[f.decision.Action]++
+	default:
+		sc.became(f.decision.Action, f.decision.Cell, f.similarity)
 	}
-	sc.pool.Seen(f.decision.Cell)
+}
+
+// became counts a question that had a candidate. The caller holds sc.mu.
+func (sc *scope) became(a threshold.Action, c threshold.Cell, similarity float64) {
+	sc.budget.Count(a)
+	sc.tally.actions[a]++
+	sc.pool.Seen(c)
 	if a == threshold.Serve {
-		sc.tally.servedAt[bin(f.similarity)]++
+		sc.tally.servedAt[bin(similarity)]++
 	}
 }
 

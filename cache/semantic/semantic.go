@@ -115,6 +115,8 @@ type Question struct {
 	Least float64
 	// Tags that an entry must have.
 	Tags []string
+	// Verify says that there is a verifier for what is borderline: a Serve that is comes back uncounted, for Verified.
+	Verify bool
 	// Request is the id for logs.
 	Request string
 }
@@ -138,15 +140,16 @@ type Answer struct {
 	Confidence float64
 	// Refused is why guards refused the nearest neighbour that they did refuse. A and B of it are content.
 	Refused []guard.Reason
-	// Borderline is set for a Serve that a verifier, where there is one, should look at first.
+	// Borderline is set for a Serve that a verifier, where there is one, should look at first; see Cache.Verified.
 	Borderline bool
 	Age        time.Duration // of Entry
 	Why        string        // in a few words, constant
 	Owner      string        // who decided; "" is this node
 
-	id   uint64
-	cell threshold.Cell
-	once uint64 // names it, so that it is learnt once
+	id      uint64
+	cell    threshold.Cell
+	once    uint64 // names it, so that it is learnt once
+	pending bool   // nothing counts or remembers it before Verified
 }
 
 // Label is what a comparison of the model's answer with the candidate's found.
@@ -298,9 +301,34 @@ func (c *Cache) Ask(ctx context.Context, q *Question) Answer {
 	began := c.cfg.Now()
 	a := c.ask(ctx, q)
 	a.once = c.draw()
-	c.met.asked(&a, time.Duration(c.cfg.Now()-began))
-	c.note(ctx, q, &a)
+	c.met.seconds.Observe(time.Duration(c.cfg.Now() - began).Seconds())
+	if !a.pending {
+		c.note(ctx, q, &a)
+	}
 	return a
+}
+
+// Verified says what a verifier found of a borderline Serve that Ask gave to q, a question with Verify: whether the two
+// questions ask the same. It turns the Answer into an Explore where they do not, or nobody could say, and counts,
+// logs and remembers what has become of it, once; the owner hears of it in the background. Until then nothing does. It is
+// called before Learn and waits for nothing; of another Answer it changes nothing. Not to be called for one Answer by two
+// at a time.
+func (c *Cache) Verified(q *Question, a *Answer, same bool) {
+	if a.Action != threshold.Serve || !a.Borderline {
+		return
+	}
+	a.Borderline, a.Why = false, whyVerified
+	if !same {
+		a.Action, a.Why = threshold.Explore, whyRefuted
+	}
+	if !a.pending {
+		return
+	}
+	a.pending = false
+	c.note(c.ctx, q, a)
+	c.queue.push(c, &lesson{
+		settles: true, place: q.place(), once: c.draw(), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, came: c.cfg.Now(),
+	})
 }
 
 func (c *Cache) ask(ctx context.Context, q *Question) Answer {
@@ -325,6 +353,7 @@ func (c *Cache) here(q *Question) Answer {
 	a := Answer{
 		Action: f.decision.Action, Shadow: f.shadow, EntryID: formatID(f.id), Similarity: f.similarity, Threshold: f.decision.Threshold, Tau: f.decision.Tau,
 		Confidence: f.decision.Confidence, Refused: f.refused, Borderline: f.borderline, Why: f.decision.Why, id: f.id, cell: f.decision.Cell,
+		pending: f.pending,
 	}
 	if f.answer != nil {
 		a.Entry, a.Age, a.CachedText = f.answer, f.age, f.e.text

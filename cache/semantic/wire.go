@@ -127,6 +127,7 @@ func encodeQuestion(q *Question) *pb.FindRequest {
 	p := q.place()
 	return &pb.FindRequest{
 		Place: p.encode(), Text: []byte(q.Text), Vector: q.Vector, Policy: encodePolicy(&q.Policy), Least: q.Least, Tags: encodeTags(q.Tags),
+		Verify: q.Verify,
 	}
 }
 
@@ -142,7 +143,7 @@ func decodeQuestion(m *pb.FindRequest) (*Question, error) {
 	}
 	q := &Question{
 		Partition: p.key, Tenant: p.tenant, Surface: p.surface, Embedder: p.embedder, Text: string(m.GetText()), Vector: m.GetVector(), Policy: pol,
-		Least: m.GetLeast(),
+		Least: m.GetLeast(), Verify: m.GetVerify(),
 	}
 	for _, t := range m.GetTags() {
 		q.Tags = append(q.Tags, string(t[:min(len(t), maxName+1)]))
@@ -154,6 +155,7 @@ func encodeAnswer(a *Answer) *pb.FindResponse {
 	m := &pb.FindResponse{
 		Action: uint32(a.Action), Shadow: a.Shadow, Id: a.id, Text: []byte(a.CachedText), Similarity: a.Similarity, Threshold: a.Threshold, Tau: a.Tau,
 		Confidence: a.Confidence, Cell: uint32(a.cell), Borderline: a.Borderline, Why: []byte(a.Why),
+		Uncounted: a.pending,
 	}
 	for _, r := range a.Refused[:min(len(a.Refused), maxReasons)] {
 		m.Refused = append(m.Refused, &pb.Reason{Kind: []byte(r.Kind), A: []byte(r.A), B: []byte(r.B)})
@@ -170,9 +172,13 @@ func decodeAnswer(m *pb.FindResponse, q *Question) (Answer, error) {
 		Action: threshold.Action(min(m.GetAction(), math.MaxUint8)), Shadow: m.GetShadow(), id: m.GetId(), EntryID: formatID(m.GetId()),
 		CachedText: string(m.GetText()), Similarity: m.GetSimilarity(), Threshold: m.GetThreshold(), Tau: m.GetTau(), Confidence: m.GetConfidence(),
 		cell: threshold.Cell(m.GetCell()), Borderline: m.GetBorderline(), Why: string(m.GetWhy()),
+		pending: m.GetUncounted(),
 	}
 	if a.Action > threshold.Serve || len(m.GetRefused()) > maxReasons || len(a.Why) > maxWhy || len(a.CachedText) > maxText {
 		return Answer{}, errors.New("answer: an unknown action, or a text that is too long")
+	}
+	if a.pending && !(q.Verify && a.Borderline && a.Action == threshold.Serve) {
+		return Answer{}, errors.New("answer: it is left uncounted, and nobody would count it")
 	}
 	for _, f := range [...]float64{a.Similarity, a.Threshold, a.Tau, a.Confidence} {
 		if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -215,7 +221,7 @@ func (l *lesson) encode(now int64) *pb.LearnRequest {
 	m := &pb.LearnRequest{
 		Place: l.place.encode(), Once: l.once, Policy: encodePolicy(&l.policy), Id: l.id, Similarity: l.similarity, Action: uint32(l.action), Cell: uint32(l.cell),
 		Same: l.label.Same, Known: l.label.Known, Answer: l.label.AnswerHash, Meaning: l.label.AnswerVector, Answers: l.label.Answers,
-		Text: []byte(l.text), Vector: l.vector,
+		Text: []byte(l.text), Vector: l.vector, Settles: l.settles,
 	}
 	if l.entry != nil {
 		m.Entry = cache.EncodeEntry(l.entry, l.age(now))
@@ -235,7 +241,7 @@ func decodeLesson(m *pb.LearnRequest, now int64) (*lesson, error) {
 	}
 	l := &lesson{
 		place: p, once: m.GetOnce(), policy: pol, id: m.GetId(), similarity: m.GetSimilarity(), action: threshold.Action(min(m.GetAction(), math.MaxUint8)),
-		cell: threshold.Cell(m.GetCell()), text: string(m.GetText()), vector: m.GetVector(), came: now,
+		cell: threshold.Cell(m.GetCell()), text: string(m.GetText()), vector: m.GetVector(), came: now, settles: m.GetSettles(),
 		label: Label{
 			Same: m.GetSame(), Known: m.GetKnown(), AnswerHash: m.GetAnswer(), AnswerVector: m.GetMeaning(), Answers: m.GetAnswers(),
 		},
@@ -252,6 +258,9 @@ func decodeLesson(m *pb.LearnRequest, now int64) (*lesson, error) {
 func (l *lesson) check() error {
 	if l.action > threshold.Serve || !(l.similarity >= -1 && l.similarity <= 1) {
 		return fmt.Errorf("label: action %d at similarity %v", l.action, l.similarity)
+	}
+	if l.settles && (l.id == 0 || l.entry != nil || l.action != threshold.Serve && l.action != threshold.Explore) {
+		return fmt.Errorf("answer %x: action %d settles nothing", l.id, l.action)
 	}
 	if !(l.label.Answers >= 0 && l.label.Answers <= 1) {
 		return fmt.Errorf("answers %v: from 0 to 1", l.label.Answers)

@@ -48,6 +48,7 @@ func someLesson(q *Question) *lesson {
 func TestWireKeepsAll(t *testing.T) {
 	q := asks("one", axis(0))
 	q.Policy, q.Least, q.Tags = threshold.Policy{Mode: threshold.Learned, Threshold: 0.1, ErrorBound: 0.2, HitErrorBound: 0.3, Audit: 0.4}, 0.7, []string{"a", "\xff"}
+	q.Verify = true
 	got, err := decodeQuestion(encodeQuestion(q))
 	if want := *q; err != nil {
 		t.Error(err)
@@ -67,8 +68,17 @@ func TestWireKeepsAll(t *testing.T) {
 	}
 	a := Answer{
 		Action: threshold.Audit, Shadow: true, Entry: answerTo(q, "so"), EntryID: formatID(77), CachedText: "ONE", Similarity: 0.9, Threshold: 0.8, Tau: 0.7,
-		Confidence: 0.6, Borderline: true, Age: time.Second, Why: whyLeast, id: 77, cell: 5,
+		Confidence: 0.6, Age: time.Second, Why: whyLeast, id: 77, cell: 5,
 	}
+	sure := a
+	a.Action, a.Shadow, a.Borderline, a.pending = threshold.Serve, false, true, true
+	for _, a := range []Answer{a, sure} {
+		keepsAnswer(t, a, q)
+	}
+}
+
+func keepsAnswer(t *testing.T, a Answer, q *Question) {
+	t.Helper()
 	b, err := decodeAnswer(encodeAnswer(&a), q)
 	if b.Entry != nil {
 		b.Entry.Age = 0
@@ -117,6 +127,7 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"text":       func(m *pb.LearnRequest) { m.Text = nil },
 		"meaning":    func(m *pb.LearnRequest) { m.Meaning = []float32{2} },
 		"answers":    func(m *pb.LearnRequest) { m.Answers = 2 },
+		"settled":    func(m *pb.LearnRequest) { m.Settles, m.Entry = true, nil }, // an audit
 	} {
 		m := someLesson(q).encode(1e18)
 		change(m)
@@ -143,13 +154,14 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*pb.FindResponse){
-		"action":   func(m *pb.FindResponse) { m.Action = 259 },
-		"no entry": func(m *pb.FindResponse) { m.Entry = nil },
-		"tenant":   func(m *pb.FindResponse) { m.Entry.Tenant = []byte("bob") },
-		"nan":      func(m *pb.FindResponse) { m.Similarity = math.NaN() },
-		"inf":      func(m *pb.FindResponse) { m.Confidence = math.Inf(1) },
-		"reasons":  func(m *pb.FindResponse) { m.Refused = make([]*pb.Reason, maxReasons+1) },
-		"why":      func(m *pb.FindResponse) { m.Why = make([]byte, maxWhy+1) },
+		"action":    func(m *pb.FindResponse) { m.Action = 259 },
+		"no entry":  func(m *pb.FindResponse) { m.Entry = nil },
+		"tenant":    func(m *pb.FindResponse) { m.Entry.Tenant = []byte("bob") },
+		"nan":       func(m *pb.FindResponse) { m.Similarity = math.NaN() },
+		"inf":       func(m *pb.FindResponse) { m.Confidence = math.Inf(1) },
+		"reasons":   func(m *pb.FindResponse) { m.Refused = make([]*pb.Reason, maxReasons+1) },
+		"why":       func(m *pb.FindResponse) { m.Why = make([]byte, maxWhy+1) },
+		"uncounted": func(m *pb.FindResponse) { m.Borderline, m.Uncounted = true, true }, // nobody has a verifier
 	} {
 		m := encodeAnswer(&Answer{Action: threshold.Serve, Entry: answerTo(q, "so"), Similarity: 0.95, id: 7})
 		change(m)

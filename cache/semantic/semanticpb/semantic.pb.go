@@ -178,6 +178,7 @@ type FindRequest struct {
 	Policy        *Policy                `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	Least         float64                `protobuf:"fixed64,5,opt,name=least,proto3" json:"least,omitempty"`
 	Tags          [][]byte               `protobuf:"bytes,6,rep,name=tags,proto3" json:"tags,omitempty"`
+	Verify        bool                   `protobuf:"varint,7,opt,name=verify,proto3" json:"verify,omitempty"` // who asks has a verifier for what is borderline
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -252,6 +253,13 @@ func (x *FindRequest) GetTags() [][]byte {
 		return x.Tags
 	}
 	return nil
+}
+
+func (x *FindRequest) GetVerify() bool {
+	if x != nil {
+		return x.Verify
+	}
+	return false
 }
 
 type Reason struct {
@@ -329,6 +337,7 @@ type FindResponse struct {
 	Shadow        bool                   `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	Borderline    bool                   `protobuf:"varint,12,opt,name=borderline,proto3" json:"borderline,omitempty"`
 	Why           []byte                 `protobuf:"bytes,13,opt,name=why,proto3" json:"why,omitempty"`
+	Uncounted     bool                   `protobuf:"varint,14,opt,name=uncounted,proto3" json:"uncounted,omitempty"` // who asks says by Learn what became of it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +463,13 @@ func (x *FindResponse) GetWhy() []byte {
 	return nil
 }
 
+func (x *FindResponse) GetUncounted() bool {
+	if x != nil {
+		return x.Uncounted
+	}
+	return false
+}
+
 type LearnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Place  *Place                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
@@ -473,6 +489,7 @@ type LearnRequest struct {
 	Answer        uint64         `protobuf:"fixed64,13,opt,name=answer,proto3" json:"answer,omitempty"`          // hash of the normalised answer; 0: unknown
 	Meaning       []float32      `protobuf:"fixed32,14,rep,packed,name=meaning,proto3" json:"meaning,omitempty"` // vector of the answer, of unit length; empty: none
 	Answers       float64        `protobuf:"fixed64,15,opt,name=answers,proto3" json:"answers,omitempty"`        // the similarity from which two answers say the same
+	Settles       bool           `protobuf:"varint,16,opt,name=settles,proto3" json:"settles,omitempty"`         // it says what became of an uncounted answer, by action, and nothing else
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -610,6 +627,13 @@ func (x *LearnRequest) GetAnswers() float64 {
 		return x.Answers
 	}
 	return 0
+}
+
+func (x *LearnRequest) GetSettles() bool {
+	if x != nil {
+		return x.Settles
+	}
+	return false
 }
 
 type LearnResponse struct {
@@ -1029,6 +1053,8 @@ type WrongRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"`
 	By            []byte                 `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	Count         bool                   `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`     // against the surface
+	Counted       bool                   `protobuf:"varint,4,opt,name=counted,proto3" json:"counted,omitempty"` // another did
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1077,11 +1103,27 @@ func (x *WrongRequest) GetBy() []byte {
 	return nil
 }
 
+func (x *WrongRequest) GetCount() bool {
+	if x != nil {
+		return x.Count
+	}
+	return false
+}
+
+func (x *WrongRequest) GetCounted() bool {
+	if x != nil {
+		return x.Counted
+	}
+	return false
+}
+
 type WrongResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Found         bool                   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"`
+	Found         bool                   `protobuf:"varint,1,opt,name=found,proto3" json:"found,omitempty"` // it was here and is evicted
 	Tenant        []byte                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Surface       []byte                 `protobuf:"bytes,3,opt,name=surface,proto3" json:"surface,omitempty"`
+	Counted       bool                   `protobuf:"varint,4,opt,name=counted,proto3" json:"counted,omitempty"` // it counts already
+	Held          bool                   `protobuf:"varint,5,opt,name=held,proto3" json:"held,omitempty"`       // this node can count it: it had the entry, or served it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1137,6 +1179,20 @@ func (x *WrongResponse) GetSurface() []byte {
 	return nil
 }
 
+func (x *WrongResponse) GetCounted() bool {
+	if x != nil {
+		return x.Counted
+	}
+	return false
+}
+
+func (x *WrongResponse) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
 var File_cache_semantic_semanticpb_semantic_proto protoreflect.FileDescriptor
 
 const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
@@ -1153,18 +1209,19 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\verror_bound\x18\x03 \x01(\x01R\n" +
 	"errorBound\x12&\n" +
 	"\x0fhit_error_bound\x18\x04 \x01(\x01R\rhitErrorBound\x12\x14\n" +
-	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xcc\x01\n" +
+	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xe4\x01\n" +
 	"\vFindRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
 	"\x06vector\x18\x03 \x03(\x02R\x06vector\x124\n" +
 	"\x06policy\x18\x04 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\x12\x14\n" +
 	"\x05least\x18\x05 \x01(\x01R\x05least\x12\x12\n" +
-	"\x04tags\x18\x06 \x03(\fR\x04tags\"8\n" +
+	"\x04tags\x18\x06 \x03(\fR\x04tags\x12\x16\n" +
+	"\x06verify\x18\a \x01(\bR\x06verify\"8\n" +
 	"\x06Reason\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\fR\x04kind\x12\f\n" +
 	"\x01a\x18\x02 \x01(\fR\x01a\x12\f\n" +
-	"\x01b\x18\x03 \x01(\fR\x01b\"\x80\x03\n" +
+	"\x01b\x18\x03 \x01(\fR\x01b\"\x9e\x03\n" +
 	"\fFindResponse\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\rR\x06action\x12.\n" +
 	"\x05entry\x18\x02 \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x0e\n" +
@@ -1185,7 +1242,8 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\n" +
 	"borderline\x18\f \x01(\bR\n" +
 	"borderline\x12\x10\n" +
-	"\x03why\x18\r \x01(\fR\x03why\"\xb9\x03\n" +
+	"\x03why\x18\r \x01(\fR\x03why\x12\x1c\n" +
+	"\tuncounted\x18\x0e \x01(\bR\tuncounted\"\xd3\x03\n" +
 	"\fLearnRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04once\x18\x02 \x01(\x06R\x04once\x124\n" +
@@ -1204,7 +1262,8 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06vector\x18\f \x03(\x02R\x06vector\x12\x16\n" +
 	"\x06answer\x18\r \x01(\x06R\x06answer\x12\x18\n" +
 	"\ameaning\x18\x0e \x03(\x02R\ameaning\x12\x18\n" +
-	"\aanswers\x18\x0f \x01(\x01R\aanswers\"\x0f\n" +
+	"\aanswers\x18\x0f \x01(\x01R\aanswers\x12\x18\n" +
+	"\asettles\x18\x10 \x01(\bR\asettles\"\x0f\n" +
 	"\rLearnResponse\"\xa9\x01\n" +
 	"\vMoveRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x121\n" +
@@ -1231,14 +1290,18 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x04pool\x18\x04 \x01(\fR\x04pool\x12\x16\n" +
 	"\x06budget\x18\x05 \x01(\fR\x06budget\x124\n" +
 	"\x06policy\x18\x06 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\"\x0e\n" +
-	"\fTellResponse\".\n" +
+	"\fTellResponse\"^\n" +
 	"\fWrongRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x0e\n" +
-	"\x02by\x18\x02 \x01(\fR\x02by\"W\n" +
+	"\x02by\x18\x02 \x01(\fR\x02by\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\bR\x05count\x12\x18\n" +
+	"\acounted\x18\x04 \x01(\bR\acounted\"\x85\x01\n" +
 	"\rWrongResponse\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x18\n" +
-	"\asurface\x18\x03 \x01(\fR\asurface2\x9d\x03\n" +
+	"\asurface\x18\x03 \x01(\fR\asurface\x12\x18\n" +
+	"\acounted\x18\x04 \x01(\bR\acounted\x12\x12\n" +
+	"\x04held\x18\x05 \x01(\bR\x04held2\x9d\x03\n" +
 	"\bSemantic\x12M\n" +
 	"\x04Find\x12!.headgate.semantic.v1.FindRequest\x1a\".headgate.semantic.v1.FindResponse\x12P\n" +
 	"\x05Learn\x12\".headgate.semantic.v1.LearnRequest\x1a#.headgate.semantic.v1.LearnResponse\x12O\n" +

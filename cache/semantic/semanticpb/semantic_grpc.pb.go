@@ -43,7 +43,8 @@ type SemanticClient interface {
 	Move(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[MoveRequest, MoveResponse], error)
 	// Tell says what a node has counted, for others to decide by.
 	Tell(ctx context.Context, in *TellRequest, opts ...grpc.CallOption) (*TellResponse, error)
-	// Wrong reports an answer: it is evicted where it is.
+	// Wrong reports an answer: it is evicted where it is. The first time it is only asked who can count it; then one is
+	// told to, and the others that one did.
 	Wrong(ctx context.Context, in *WrongRequest, opts ...grpc.CallOption) (*WrongResponse, error)
 }
 
@@ -122,7 +123,8 @@ type SemanticServer interface {
 	Move(grpc.ClientStreamingServer[MoveRequest, MoveResponse]) error
 	// Tell says what a node has counted, for others to decide by.
 	Tell(context.Context, *TellRequest) (*TellResponse, error)
-	// Wrong reports an answer: it is evicted where it is.
+	// Wrong reports an answer: it is evicted where it is. The first time it is only asked who can count it; then one is
+	// told to, and the others that one did.
 	Wrong(context.Context, *WrongRequest) (*WrongResponse, error)
 	mustEmbedUnimplementedSemanticServer()
 }
