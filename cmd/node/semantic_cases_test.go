@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
@@ -9,11 +10,17 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"headgate/cache/embed"
 	"headgate/cache/embed/embedtest"
+	"headgate/cache/guard"
+	"headgate/cache/vec"
 )
 
 // The cases of 03-cache.md about questions in other words, through the front door of a node. Its embedder tells
@@ -78,12 +85,14 @@ const forumPolicy = `version: 1
 backends: [{name: b, url: %q}, {name: e, url: %q}]
 models: [{name: m, backends: [b], default_temperature: 0}, {name: n, backends: [b], default_temperature: 0}, {name: e1, version: "1", backends: [e]}, {name: e2, version: "1", backends: [e]}]
 plans: [{name: p}]
-tenants: [{name: alice, plan: p}, {name: bob, plan: p}]
+tenants: [{name: alice, plan: p}, {name: bob, plan: p}, {name: cid, plan: p}, {name: dan, plan: p}]
 surfaces:
-  - {name: test1, share: tenant, template_version: v1, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
-  - {name: test2, share: tenant, template_version: v1, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
-  - {name: own, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
+  - {name: test1, share: tenant, template_version: v1, exact: {ttl: 1h, timestamps: ok}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
+  - {name: test2, share: tenant, template_version: v1, exact: {ttl: 1h, timestamps: ok}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
+  - {name: own, exact: {ttl: 1h, timestamps: ok}, semantic: {mode: static, threshold: 0.6, audit: 0.000001, embedder: builtin}}
 `
+
+func forumTenants() []string { return []string{"alice", "bob", "cid", "dan"} }
 
 func newForum(t *testing.T, change func(*Config)) *forum {
 	t.Helper()
@@ -103,7 +112,7 @@ func newForum(t *testing.T, change func(*Config)) *forum {
 		}
 	})
 	f.n.similar.embedders.byModel[""] = &embedderUse{Embedder: blurred{"builtin"}}
-	for _, tenant := range []string{"alice", "bob"} {
+	for _, tenant := range forumTenants() {
 		f.keys[tenant] = newKey(t, f.n, map[string]any{"tenant": tenant, "surfaces": []string{"*"}, "assert_user": true})
 	}
 	return f
@@ -330,6 +339,20 @@ func TestAlikeLeast(t *testing.T) {
 	}
 }
 
+// TestAlikeTags: an answer without a tag would not end with it, and is none for who sends it.
+func TestAlikeTags(t *testing.T) {
+	f := newForum(t, nil)
+	tag := []string{"X-Headgate-Cache-Tags", "doc-7"}
+	f.want("the first", "miss", f.ask("alice", "test1", turns("", balanceIs)))
+	f.want("with a tag", "miss", f.ask("alice", "test1", turns("", balanceWhat), tag...))
+	f.want("with it again", "semantic", f.ask("alice", "test1", turns("", balanceTell), tag...))
+	f.want("with another", "miss", f.ask("alice", "test1", turns("", balanceTell), "X-Headgate-Cache-Tags", "doc-7,doc-8"))
+	must[object](t, f.n, http.StatusOK, http.MethodPost, "cache/invalidate", rootBearer, `{"tenant": "alice", "tags": ["doc-7"]}`)
+	f.want("without one", "semantic", f.ask("alice", "test1", turns("", "Hi, what is my account balance?")))
+	f.kept -= 2
+	f.want("after its end", "miss", f.ask("alice", "test1", turns("", balanceTell), tag...))
+}
+
 // TestAlikeEmbedders: what one model's vectors found is not found by another's, in any version; back again, it is.
 func TestAlikeEmbedders(t *testing.T) {
 	f := newForum(t, nil)
@@ -357,5 +380,99 @@ func TestAlikeEmbedders(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%s has %d entries", e, n)
 		}
+	}
+}
+
+// pairs are the lines of a list of the guards': two questions, whether one answer is for both, and which half they are in.
+func pairs(t *testing.T, name string) (out [][5]string) {
+	t.Helper()
+	file, err := os.Open(filepath.Join("..", "..", "cache", "guard", "testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	all, err := csv.NewReader(file).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all[1:] {
+		out = append(out, [5]string(r))
+	}
+	return out
+}
+
+// thresholdOf is from where on two thirds of some pairs would be hits, guards included.
+func thresholdOf(t *testing.T, of [][5]string) float64 {
+	t.Helper()
+	e, err := embed.Builtin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []float64
+	for _, p := range of {
+		v, err := e.Embed(t.Context(), p[:2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		similarity := float64(vec.Dot(v[0], v[1]))
+		if !guard.Parse(p[0]).Compare(guard.Parse(p[1])).Allowed() {
+			similarity = -1
+		}
+		at = append(at, similarity)
+	}
+	slices.Sort(at)
+	return at[len(at)/3]
+}
+
+// TestNearMissesAreNotServed replays the guards' lists through a node with the built-in embedder, each pair in a place
+// of its own. The threshold is what two thirds of one half of the paraphrases reach; the pairs of the other half are to be hits, and no
+// near-miss is to be one.
+func TestNearMissesAreNotServed(t *testing.T) {
+	var calibrate, test [][5]string
+	for _, p := range pairs(t, "paraphrases.csv") {
+		switch p[4] {
+		case "calib":
+			calibrate = append(calibrate, p)
+		case "test":
+			test = append(test, p)
+		}
+	}
+	near := slices.DeleteFunc(pairs(t, "near_misses.csv"), func(p [5]string) bool { return p[2] != "0" })
+	f := newForum(t, nil)
+	delete(f.n.similar.embedders.byModel, "") // the node's own instead
+	least := thresholdOf(t, calibrate)
+	f.apply("threshold: 0.6", fmt.Sprintf("threshold: %.4f", least))
+	all := append(slices.Clone(near), test...)
+	ask := func(i, side int) string {
+		body, err := json.Marshal(turns(fmt.Sprint("place ", i), all[i][side]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := frontDoor(f.n, f.keys[forumTenants()[i%4]], "/v1/chat/completions", string(body), "X-Headgate-Surface", "test1")
+		if w.Code != http.StatusOK {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		return w.Header().Get("X-Headgate-Cache")
+	}
+	for i := range all {
+		f.want(all[i][0], "miss", ask(i, 0))
+		if i%100 == 99 || i == len(all)-1 { // so many may wait to be learnt
+			waitFor(t, "the answers are learnt", func() bool { return entriesOf(f.n) == i+1 })
+		}
+	}
+	hits := 0
+	for i, p := range all {
+		word := ask(i, 1)
+		switch {
+		case word == "semantic" && i < len(near):
+			t.Errorf("%q is answered as %q", p[1], p[0])
+		case word == "semantic":
+			hits++
+		}
+	}
+	share := float64(hits) / float64(len(test))
+	t.Logf("%d near-misses, none of which may be a hit; %.1f %% of %d paraphrases are hits, from a similarity of %.4f on, which %d others chose", len(near), 100*share, len(test), least, len(calibrate))
+	if share < .6 || len(test) < 200 || len(near) < 136 {
+		t.Errorf("of %d paraphrases %d are hits; %d near-misses", len(test), hits, len(near))
 	}
 }
