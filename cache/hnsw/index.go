@@ -29,7 +29,7 @@ type Config struct {
 	M              int    // links a vector gets when it comes, 2 to MaxM; it may have twice as many; 0: DefaultM
 	EfConstruction int    // how widely is searched for them, M to 10,000; 0: DefaultEf
 	Seed           uint64 // the same seed and the same writes make the same graph
-	Int8           bool   // keep vectors as int8: a quarter of the memory, similarities within about .002
+	Int8           bool   // keep vectors as int8: a quarter of the memory, similarities off by .0005, .003 at worst
 	MaxLen         int    // vectors at most, then ErrFull; 0: MaxLength. Nothing is allocated ahead
 	// Crossover is the number of vectors up to which all are looked at, which is exact and
 	// needs no graph; see the function Crossover. 0: DefaultCrossover; negative: always a graph.
