@@ -254,7 +254,7 @@ func (s *shard) settle(sc *scope, e *entry, l *lesson) {
 // learn takes a label and, where it is another answer, or is asked by the same words, keeps the model's.
 func (s *shard) learn(now int64, l *lesson) outcome {
 	s.mu.Lock()
-	if s.closed || l.once != 0 && !s.once.add(l.once) {
+	if s.closed || l.once != 0 && !s.once.add(l.once, struct{}{}) {
 		s.mu.Unlock()
 		return keptNewer
 	}
@@ -330,42 +330,4 @@ func (s *shard) label(sc *scope, e *entry, l *lesson) {
 		s.charge(sc, n-e.tables)
 		e.tables = n
 	}
-}
-
-// wrong evicts an entry of which somebody says that its answer is wrong, and counts its last hits as such. It does not come
-// back by a move that was under way.
-func (s *shard) wrong(id uint64) (k scopeKey, found bool) {
-	s.mu.Lock()
-	s.reported.add(id)
-	e := s.entries[id]
-	if e == nil {
-		s.mu.Unlock()
-		return scopeKey{}, false
-	}
-	sc, hits := e.p.scope, slices.Clone(e.hits)
-	s.drop(e, &s.counts.wrong)
-	s.mu.Unlock()
-	sc.mu.Lock()
-	defer sc.mu.Unlock()
-	sc.tally.reported++
-	for _, c := range hits {
-		sc.pool.Add(c, false)
-	}
-	sc.budget.Wrong() // also where no hit is remembered: it may have been another node's
-	return sc.key, true
-}
-
-// wrongGone counts a hit of an entry that is not there any more as wrong.
-func (s *shard) wrongGone(k scopeKey, cell threshold.Cell) {
-	s.mu.Lock()
-	sc := s.scopes[k]
-	s.mu.Unlock()
-	if sc == nil {
-		return
-	}
-	sc.mu.Lock()
-	defer sc.mu.Unlock()
-	sc.tally.reported++
-	sc.pool.Add(cell, false)
-	sc.budget.Wrong()
 }

@@ -233,52 +233,6 @@ func (c *Cache) each(f func(address string)) {
 	wg.Wait()
 }
 
-// Wrong evicts an entry on every node, and counts against it where it was served. An entry that went already counts by what
-// this node remembers of its last hit. by is who says so, for the log. The error is ErrID.
-func (c *Cache) Wrong(ctx context.Context, entryID, by string) (Report, error) {
-	id, err := parseID(entryID)
-	if err != nil {
-		return Report{}, err
-	}
-	var mu sync.Mutex
-	r := Report{}
-	note := func(k scopeKey) {
-		mu.Lock()
-		defer mu.Unlock()
-		r.Found, r.Tenant, r.Surface = true, k.tenant, k.surface
-		r.Evicted++
-	}
-	if k, ok := c.shard.wrong(id); ok {
-		note(k)
-	}
-	c.each(func(address string) {
-		bounded, cancel := context.WithTimeout(ctx, wrongFor)
-		defer cancel()
-		conn, err := c.cfg.Client(address)
-		var m *pb.WrongResponse
-		if err == nil {
-			m, err = pb.NewSemanticClient(conn).Wrong(bounded, &pb.WrongRequest{Id: id, By: []byte(by)})
-		}
-		switch {
-		case err != nil:
-			mu.Lock()
-			r.Unreached++
-			mu.Unlock()
-			c.cfg.Logger.Warn("a wrong answer could not be reported to a node", "address", address, "entry", entryID, "error", err.Error())
-		case m.GetFound():
-			note(scopeKey{tenant: string(m.GetTenant()), surface: string(m.GetSurface())})
-		}
-	})
-	if !r.Found {
-		if d, ok := c.recent.served(id); ok {
-			c.shard.wrongGone(d.scope, d.cell)
-			r.Found, r.Tenant, r.Surface = true, d.Tenant, d.Surface
-		}
-	}
-	c.cfg.Logger.Info("a semantic answer was reported as wrong", "entry", entryID, "by", by, "found", r.Found, "evicted", r.Evicted, "unreached", r.Unreached)
-	return r, nil
-}
-
 // tellAll tells the other nodes what this one has counted, until ctx ends.
 func (c *Cache) tellAll(ctx context.Context) {
 	tick := time.NewTicker(tellEvery)

@@ -28,9 +28,10 @@ type Decision struct {
 // remembered is a Decision with what it takes to count against it.
 type remembered struct {
 	Decision
-	id    uint64
-	scope scopeKey
-	cell  threshold.Cell
+	id     uint64
+	scope  scopeKey
+	policy threshold.Policy
+	cell   threshold.Cell
 }
 
 // recent is a ring of the last decisions. Its zero value is empty.
@@ -51,18 +52,20 @@ func (r *recent) add(d remembered) {
 	r.at = (r.at + 1) % MaxRecent
 }
 
-// served is the last decision that served an entry; it counts once.
-func (r *recent) served(id uint64) (remembered, bool) {
+// served is the last decision that served an entry. None of its decisions is found by it again.
+func (r *recent) served(id uint64) (last remembered, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range len(r.ring) {
 		d := &r.ring[(r.at+len(r.ring)-1-i)%len(r.ring)]
-		if d.id == id && d.Action == threshold.Serve.String() {
-			d.id = 0
-			return *d, true
+		if d.id != id {
+			continue
+		}
+		if d.id = 0; !ok && d.Action == threshold.Serve.String() {
+			last, ok = *d, true
 		}
 	}
-	return remembered{}, false
+	return last, ok
 }
 
 // Recent is the last MaxRecent decisions, the newest first.
@@ -87,7 +90,7 @@ func (c *Cache) note(ctx context.Context, q *Question, a *Answer) {
 	for _, r := range a.Refused {
 		d.Refused = append(d.Refused, string(r.Kind))
 	}
-	c.recent.add(remembered{Decision: d, id: a.id, scope: scopeKey{q.Tenant, q.Surface, q.Embedder}, cell: a.cell})
+	c.recent.add(remembered{Decision: d, id: a.id, scope: scopeKey{q.Tenant, q.Surface, q.Embedder}, policy: q.Policy, cell: a.cell})
 	level := slog.LevelInfo
 	if a.Action == threshold.Miss {
 		level = slog.LevelDebug

@@ -362,17 +362,6 @@ func (c *Cache) here(q *Question) Answer {
 	return a
 }
 
-// Report is what Wrong did.
-type Report struct {
-	Found           bool // an entry was evicted, or a decision that served it is remembered
-	Evicted         int  // nodes that held it
-	Unreached       int  // nodes that could not be asked
-	Tenant, Surface string
-}
-
-// ErrID is an entry id that is none.
-var ErrID = errors.New("semantic: an entry id is 16 hexadecimal digits, as X-Headgate-Cache-Entry has them")
-
 // Bins of a histogram of similarities: from 0 to 1 in steps of 0.02; what is below 0 is in the first.
 const Bins = 50
 

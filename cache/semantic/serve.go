@@ -129,6 +129,16 @@ func (s *server) Tell(_ context.Context, m *pb.TellRequest) (*pb.TellResponse, e
 
 // Wrong is part of Semantic in semantic.proto.
 func (s *server) Wrong(_ context.Context, m *pb.WrongRequest) (*pb.WrongResponse, error) {
-	k, found := s.c.shard.wrong(m.GetId())
-	return &pb.WrongResponse{Found: found, Tenant: []byte(k.tenant), Surface: []byte(k.surface)}, nil
+	id := m.GetId()
+	switch {
+	case id == 0:
+		return nil, s.refuse(errors.New("a report of no entry"))
+	case m.GetCount():
+		return &pb.WrongResponse{Counted: s.c.shard.countWrong(s.c.cfg.Now(), id)}, nil
+	case m.GetCounted():
+		s.c.shard.countedWrong(id)
+		return &pb.WrongResponse{Counted: true}, nil
+	}
+	r, found := s.c.wrong(id)
+	return &pb.WrongResponse{Found: found, Counted: r.counted, Held: r.held, Had: r.had, Node: s.c.node, Tenant: []byte(r.scope.tenant), Surface: []byte(r.scope.surface)}, nil
 }

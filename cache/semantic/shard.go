@@ -63,8 +63,8 @@ type shard struct {
 	bytes      int64
 	dirty      map[*partition]struct{} // whose index has what is gone
 	slack      map[*partition]struct{} // whose index has more room than it needs
-	once       lately                  // learnings
-	reported   lately                  // ids of entries that somebody said are wrong: they may be on their way between nodes
+	once       lately[struct{}]        // learnings
+	reported   lately[*report]         // by ids of entries that somebody said are wrong: they may be on their way between nodes
 	forgot     int64                   // when forget was called last
 	counts     counts
 }
@@ -615,20 +615,20 @@ func (s *shard) close() {
 	clear(s.slack)
 }
 
-// lately is the last maxLately numbers that were added. Its zero value is empty.
-type lately struct {
-	has  map[uint64]struct{}
+// lately is the last maxLately numbers that were added, each with something. Its zero value is empty.
+type lately[T any] struct {
+	has  map[uint64]T
 	ring []uint64
 	at   int
 }
 
 // add tells whether a number is new.
-func (l *lately) add(n uint64) bool {
+func (l *lately[T]) add(n uint64, with T) bool {
 	if _, ok := l.has[n]; ok {
 		return false
 	}
 	if l.has == nil {
-		l.has = map[uint64]struct{}{}
+		l.has = map[uint64]T{}
 	}
 	if len(l.ring) < maxLately {
 		l.ring = append(l.ring, n)
@@ -637,7 +637,7 @@ func (l *lately) add(n uint64) bool {
 		l.ring[l.at] = n
 		l.at = (l.at + 1) % maxLately
 	}
-	l.has[n] = struct{}{}
+	l.has[n] = with
 	return true
 }
 

@@ -44,7 +44,8 @@ func TestShardWithMany(t *testing.T) {
 				case 0:
 					p.sweep(now)
 				case 1:
-					p.wrong(f.id)
+					p.wrong(f.id, nil)
+					p.countWrong(p.now, f.id)
 				case 2:
 					p.shrink(t.Context())
 				case 3:

@@ -342,8 +342,11 @@ func TestLabels(t *testing.T) {
 	if n := f.e.obs.Len(); n != 1 {
 		t.Errorf("a label of another partition was taken for this one's: %d observations", n)
 	}
-	if _, found := p.wrong(f.id); !found {
+	if _, found := p.wrong(f.id, nil); !found || !p.countWrong(p.now, f.id) {
 		t.Error("the entry is not there to be wrong")
+	}
+	if _, found := p.wrong(f.id, nil); found || !p.countWrong(p.now, f.id) {
+		t.Error("it is there again, or counts no more")
 	}
 	gone := *l
 	gone.once, gone.label.Same = 9, false
@@ -727,7 +730,8 @@ func TestShard(t *testing.T) {
 			"wrong": func(*rapid.T) {
 				q, name := draw()
 				if f := p.find(p.now, q); f.e != nil {
-					p.wrong(f.e.id)
+					p.wrong(f.e.id, nil)
+					p.countWrong(p.now, f.e.id)
 					delete(model[name], f.e.text)
 				}
 			},

@@ -170,6 +170,9 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		}
 	}
 	s := &server{c: alone(t)}
+	if _, err := s.Wrong(context.Background(), &pb.WrongRequest{}); err == nil {
+		t.Error("wrong: a report of nothing is taken")
+	}
 	for name, m := range map[string]*pb.TellRequest{
 		"nobody":   {},
 		"itself":   {Node: s.c.node},

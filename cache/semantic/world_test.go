@@ -455,6 +455,70 @@ func TestWrongAnswer(t *testing.T) {
 	})
 }
 
+// TestReportsCountOnce has one report said again and again, everywhere, with the entry here, there, on two nodes that disagree, or gone.
+func TestReportsCountOnce(t *testing.T) {
+	for name, prepare := range map[string]func(w *world, q *Question){
+		"at its owner": func(*world, *Question) {},
+		"gone":         func(*world, *Question) { time.Sleep(2 * time.Hour) },
+		"on two nodes": func(w *world, _ *Question) {
+			for _, p := range w.nodes[0].shard.held() {
+				batch := w.nodes[0].shard.batch(p, wallNow())
+				pol := static(0.85)
+				for _, h := range batch {
+					w.nodes[2].shard.insert(wallNow(), &p.place, &pol, &h.fresh, true)
+				}
+			}
+		},
+		"first where its owner is out of reach": func(w *world, q *Question) {
+			w.net.Cut("n0", "n1")
+			if r, _ := w.nodes[1].Wrong(context.Background(), w.nodes[1].Recent()[0].Entry, "alice"); !r.Found || r.Unreached != 1 {
+				w.t.Errorf("%+v", r)
+			}
+			w.net.Heal()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			worldTest(t, 3, func(w *world) {
+				w.t = t
+				q := question("reset password", nil)
+				w.nodes[0].learn(q, "bad")
+				var id string
+				for _, n := range w.nodes {
+					for range 3 {
+						id = n.want(q, "bad").EntryID
+					}
+				}
+				prepare(w, q)
+				var wg sync.WaitGroup
+				for _, n := range w.nodes {
+					for range 3 {
+						if _, err := n.Wrong(context.Background(), id, "alice"); err != nil {
+							t.Error(err)
+						}
+					}
+					wg.Go(func() { _, _ = n.Wrong(context.Background(), id, "bob") })
+				}
+				wg.Wait()
+				time.Sleep(2 * tellEvery)
+				var reported, local int64
+				for _, n := range w.nodes {
+					for _, s := range n.Stats() {
+						if reported, local = max(reported, s.Budget.Reported), local+s.Reported; s.Entries != 0 {
+							t.Errorf("node %d has it", n.index)
+						}
+					}
+				}
+				if reported != 1 || local != 1 {
+					t.Errorf("the budget says %d, the nodes %d", reported, local)
+				}
+				if r, err := w.nodes[1].Wrong(context.Background(), id, "alice"); err != nil || r.Found {
+					t.Errorf("%+v, %v", r, err)
+				}
+			})
+		})
+	}
+}
+
 func TestNodesTellEachOther(t *testing.T) {
 	worldTest(t, 2, func(w *world) {
 		a, b := w.nodes[0], w.nodes[1]

@@ -1124,6 +1124,8 @@ type WrongResponse struct {
 	Surface       []byte                 `protobuf:"bytes,3,opt,name=surface,proto3" json:"surface,omitempty"`
 	Counted       bool                   `protobuf:"varint,4,opt,name=counted,proto3" json:"counted,omitempty"` // it counts already
 	Held          bool                   `protobuf:"varint,5,opt,name=held,proto3" json:"held,omitempty"`       // this node can count it: it had the entry, or served it
+	Had           bool                   `protobuf:"varint,6,opt,name=had,proto3" json:"had,omitempty"`         // it had the entry
+	Node          uint64                 `protobuf:"fixed64,7,opt,name=node,proto3" json:"node,omitempty"`      // which run of which node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1191,6 +1193,20 @@ func (x *WrongResponse) GetHeld() bool {
 		return x.Held
 	}
 	return false
+}
+
+func (x *WrongResponse) GetHad() bool {
+	if x != nil {
+		return x.Had
+	}
+	return false
+}
+
+func (x *WrongResponse) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
 }
 
 var File_cache_semantic_semanticpb_semantic_proto protoreflect.FileDescriptor
@@ -1295,13 +1311,15 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\fR\x02by\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\bR\x05count\x12\x18\n" +
-	"\acounted\x18\x04 \x01(\bR\acounted\"\x85\x01\n" +
+	"\acounted\x18\x04 \x01(\bR\acounted\"\xab\x01\n" +
 	"\rWrongResponse\x12\x14\n" +
 	"\x05found\x18\x01 \x01(\bR\x05found\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x18\n" +
 	"\asurface\x18\x03 \x01(\fR\asurface\x12\x18\n" +
 	"\acounted\x18\x04 \x01(\bR\acounted\x12\x12\n" +
-	"\x04held\x18\x05 \x01(\bR\x04held2\x9d\x03\n" +
+	"\x04held\x18\x05 \x01(\bR\x04held\x12\x10\n" +
+	"\x03had\x18\x06 \x01(\bR\x03had\x12\x12\n" +
+	"\x04node\x18\a \x01(\x06R\x04node2\x9d\x03\n" +
 	"\bSemantic\x12M\n" +
 	"\x04Find\x12!.headgate.semantic.v1.FindRequest\x1a\".headgate.semantic.v1.FindResponse\x12P\n" +
 	"\x05Learn\x12\".headgate.semantic.v1.LearnRequest\x1a#.headgate.semantic.v1.LearnResponse\x12O\n" +
