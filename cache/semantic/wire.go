@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -194,6 +195,14 @@ func decodeAnswer(m *pb.FindResponse, q *Question) (Answer, error) {
 	entry, err := decodeEntry(m.GetEntry(), q.Tenant, q.Surface)
 	if err != nil {
 		return Answer{}, err
+	}
+	switch {
+	case a.id == 0:
+		return Answer{}, errors.New("answer: an entry without an id")
+	case entry.Age > entry.Life.TTL:
+		return Answer{}, fmt.Errorf("answer: it is %s old, and lives %s", entry.Age, entry.Life.TTL)
+	case slices.ContainsFunc(q.Tags, func(tag string) bool { return !slices.Contains(entry.Tags, tag) }):
+		return Answer{}, errors.New("answer: it lacks a tag that was asked for")
 	}
 	a.Entry, a.Age = entry, entry.Age
 	return a, nil

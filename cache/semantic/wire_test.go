@@ -70,6 +70,7 @@ func TestWireKeepsAll(t *testing.T) {
 		Action: threshold.Audit, Shadow: true, Entry: answerTo(q, "so"), EntryID: formatID(77), CachedText: "ONE", Similarity: 0.9, Threshold: 0.8, Tau: 0.7,
 		Confidence: 0.6, Age: time.Second, Why: whyLeast, id: 77, cell: 5,
 	}
+	a.Entry.Tags = []string{"\xff", "b", "a"}
 	sure := a
 	a.Action, a.Shadow, a.Borderline, a.pending = threshold.Serve, false, true, true
 	for _, a := range []Answer{a, sure} {
@@ -104,6 +105,8 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"dim":       func(m *pb.FindRequest) { m.Vector = append([]float32{1}, make([]float32, 5000)...) },
 		"mode":      func(m *pb.FindRequest) { m.Policy.Mode = 260 },
 		"threshold": func(m *pb.FindRequest) { m.Policy.Threshold = math.NaN() },
+		"serve all": func(m *pb.FindRequest) { m.Policy.Threshold = 0 },
+		"no policy": func(m *pb.FindRequest) { m.Policy.Mode, m.Policy.Threshold = uint32(threshold.Static), -1 },
 		"bound":     func(m *pb.FindRequest) { m.Policy.ErrorBound = -1 },
 		"least":     func(m *pb.FindRequest) { m.Least = math.NaN() },
 		"tags":      func(m *pb.FindRequest) { m.Tags = make([][]byte, maxTags+1) },
@@ -127,6 +130,7 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"text":       func(m *pb.LearnRequest) { m.Text = nil },
 		"meaning":    func(m *pb.LearnRequest) { m.Meaning = []float32{2} },
 		"answers":    func(m *pb.LearnRequest) { m.Answers = 2 },
+		"serve all":  func(m *pb.LearnRequest) { m.Policy.Threshold = 0 },
 		"settled":    func(m *pb.LearnRequest) { m.Settles, m.Entry = true, nil }, // an audit
 	} {
 		m := someLesson(q).encode(1e18)
@@ -161,11 +165,21 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"inf":       func(m *pb.FindResponse) { m.Confidence = math.Inf(1) },
 		"reasons":   func(m *pb.FindResponse) { m.Refused = make([]*pb.Reason, maxReasons+1) },
 		"why":       func(m *pb.FindResponse) { m.Why = make([]byte, maxWhy+1) },
+		"no id":     func(m *pb.FindResponse) { m.Id = 0 },
+		"tags":      func(m *pb.FindResponse) { m.Entry.Tags = m.Entry.Tags[1:] },
+		"too old":   func(m *pb.FindResponse) { m.Entry.Age = m.Entry.Ttl + 1 },
 		"uncounted": func(m *pb.FindResponse) { m.Borderline, m.Uncounted = true, true }, // nobody has a verifier
 	} {
-		m := encodeAnswer(&Answer{Action: threshold.Serve, Entry: answerTo(q, "so"), Similarity: 0.95, id: 7})
+		tagged := *q
+		tagged.Tags = []string{"faq"}
+		e := answerTo(q, "so")
+		e.Tags = []string{"faq", "other"}
+		m := encodeAnswer(&Answer{Action: threshold.Serve, Entry: e, Similarity: 0.95, Age: e.Life.TTL, id: 7})
+		if _, err := decodeAnswer(m, &tagged); err != nil {
+			t.Fatal(err)
+		}
 		change(m)
-		if _, err := decodeAnswer(m, q); err == nil {
+		if _, err := decodeAnswer(m, &tagged); err == nil {
 			t.Errorf("answer: %s is taken", name)
 		}
 	}
@@ -179,6 +193,7 @@ func TestPeersAreNotBelieved(t *testing.T) {
 		"name":     {Node: 9, Sketches: []*pb.Sketch{{Tenant: make([]byte, maxName+1)}}},
 		"sketch":   {Node: 9, Sketches: []*pb.Sketch{{Pool: []byte("nonsense"), Budget: []byte("nonsense")}}},
 		"policy":   {Node: 9, Sketches: []*pb.Sketch{{Policy: &pb.Policy{Audit: 2}}}},
+		"all":      {Node: 9, Sketches: []*pb.Sketch{{Policy: &pb.Policy{Mode: uint32(threshold.Static)}}}},
 		"too many": {Node: 9, Sketches: make([]*pb.Sketch, maxTold+1)},
 	} {
 		if _, err := s.Tell(context.Background(), m); err == nil {
