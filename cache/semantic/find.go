@@ -27,6 +27,7 @@ const (
 	whyScopes    = "too many surfaces are counted"
 	whyEmpty     = "nothing was asked there before"
 	whyDimension = "the partition has vectors of another dimension"
+	whyRead      = "guards cannot read the question"
 	whyFar       = "no neighbour will do"
 	whyGuards    = "guards refuse the neighbours"
 	whyLeast     = "below the least similarity that the client takes"
@@ -67,18 +68,20 @@ func (s *shard) find(now int64, q *Question) finding {
 		sc.tenant.parts.MoveToFront(p.used)
 	}
 	s.mu.Unlock()
-	f := finding{shadow: q.Policy.Mode == threshold.Shadow}
+	f, question := finding{shadow: q.Policy.Mode == threshold.Shadow}, guard.Parse(q.Text)
 	switch {
 	case sc == nil:
 		f.decision.Why = whyScopes
 		return f
+	case question.Unreadable():
+		f.decision.Why = whyRead
 	case p == nil:
 		f.decision.Why = whyEmpty
 	case p.place != place{q.Partition, q.Tenant, q.Surface, q.Embedder} || p.dim != len(q.Vector):
 		f.decision.Why = whyDimension
 	default:
 		f.decision.Why = whyFar
-		s.judge(now, &f, sc, q, s.near(now, p, q))
+		s.judge(now, &f, sc, q, question, s.near(now, p, q))
 	}
 	f.pending = f.borderline && q.Verify && f.decision.Action == threshold.Serve
 	s.use(f.e, f.decision.Action)
@@ -126,12 +129,11 @@ func (s *shard) unfit(now int64, e *entry) bool {
 }
 
 // judge has guards and the threshold decide about the neighbours.
-func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, near []neighbor) {
+func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, question *guard.Text, near []neighbor) {
 	if len(near) == 0 {
 		return
 	}
 	ev := threshold.Evidence{Pool: sc.pool}
-	question := guard.Parse(q.Text)
 	for i, n := range near {
 		if i >= threshold.MaxNeighbors && f.e != nil {
 			break // further ones are of use as candidates only

@@ -115,11 +115,12 @@ const (
 	notPlace          // the partition is another's, or of other dimensions
 	notVector         // the index refused it
 	notRoom           // the scopes are full, or the shard is closed
+	notRead           // guards cannot read the question: no other would ever get the answer
 	outcomes
 )
 
 func (o outcome) String() string {
-	return [...]string{"kept", "newer", "over", "large", "rate", "place", "vector", "room"}[min(o, outcomes-1)]
+	return [...]string{"kept", "newer", "over", "large", "rate", "place", "vector", "room", "unfit"}[min(o, outcomes-1)]
 }
 
 func newShard(cfg shardConfig) *shard {
@@ -413,6 +414,8 @@ func (s *shard) insertOne(now int64, pl *place, pol *threshold.Policy, f *fresh,
 	switch {
 	case err != nil:
 		return notVector
+	case e.parsed.Unreadable():
+		return notRead
 	case e.dies <= now, !s.cfg.valid(&e.about):
 		return notKept
 	case e.size > s.cfg.tenantBytes/4:

@@ -414,6 +414,27 @@ func TestNearInVectorFarInWords(t *testing.T) {
 	}
 }
 
+// TestUnreadableIsNotKept has questions that guards refuse whatever they are held against.
+func TestUnreadableIsNotKept(t *testing.T) {
+	for name, text := range map[string]string{
+		"long": strings.Repeat("reset my password now please ", 60),
+		"code": "what does this do?\n```\nexit 1\n```",
+	} {
+		p := newPlace1(t, nil)
+		q := asks(text, axis(0))
+		if o := p.miss(q, answerTo(q, "so")); o != notRead || len(p.entries) != 0 || len(p.partitions) != 0 || p.counts.dropped[notRead] != 1 {
+			t.Errorf("%s: %s, %d entries of %d partitions", name, o, len(p.entries), len(p.partitions))
+		}
+		readable := asks("reset my password now", axis(0))
+		for range 2 { // without a partition, and with one
+			if f := p.want(q, ""); f.decision.Action != threshold.Miss || f.decision.Why != whyRead || f.e != nil || f.id != 0 || len(f.refused) != 0 {
+				t.Errorf("%s: %+v", name, f)
+			}
+			p.miss(readable, answerTo(readable, "so"))
+		}
+	}
+}
+
 func TestInsertsWhatIsAnother(t *testing.T) {
 	for _, c := range []struct {
 		name    string
