@@ -115,7 +115,7 @@ func (x *exchange) apart(unkept string) string {
 	case !x.route.generate:
 		return "answers of this route are for their own wording only"
 	case x.cache.least >= 1:
-		return "X-Headgate-Similarity: 1 takes no answer of another question"
+		return "X-Headgate-Similarity: 1 takes no answer of another question, though its own may serve others"
 	}
 	return ""
 }

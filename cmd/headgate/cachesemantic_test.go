@@ -59,11 +59,12 @@ func TestOtherWordings(t *testing.T) {
 	expect("semantic", "How can I reset my password?")
 	expect("semantic", "How can I reset my password?", "X-Headgate-Cache: only")
 	expect("miss", "How could I reset my password?", "X-Headgate-Similarity: 1")
-	expect("miss", "How do I reset my username?")
 	learned(2)
+	expect("miss", "How do I reset my username?")
+	learned(3)
 
 	list := decoded[[]admin.CacheDecision](n, "cache", "recent")
-	if len(list) != 4 || list[0].Action != "miss" || list[0].Refused == nil || list[2].Action != "serve" || list[2].Similarity < 0.85 || list[2].Threshold != 0.85 || list[2].Shadow || len(list[2].Entry) != 16 {
+	if len(list) != 5 || list[1].Action != "explore" || list[0].Action != "miss" || list[0].Refused == nil || list[2].Action != "serve" || list[2].Similarity < 0.85 || list[2].Threshold != 0.85 || list[2].Shadow || len(list[2].Entry) != 16 {
 		t.Errorf("%+v", list)
 	}
 	contains(t, spaced(n.ok("cache", "recent", "--served", "--surface", "faq")), "TIME TENANT SURFACE ACTION SIMILARITY THRESHOLD ENTRY REFUSED BY WHY REQUEST\n", "dev faq serve 0.9")
@@ -76,15 +77,20 @@ func TestOtherWordings(t *testing.T) {
 	if text := spaced(n.ok("cache", "recent")); !regexp.MustCompile(`dev faq miss 0\.\d\d\d - [0-9a-f]{16} \S*substitute\S* guards refuse`).MatchString(text) {
 		t.Errorf("%s", text)
 	}
-	if s := decoded[admin.CacheStats](n, "cache", "stats").Semantic; len(s) != 1 || s[0].Mode != "static" || s[0].Served != 2 || s[0].Missed != 2 || s[0].Entries != 2 || s[0].Bytes == 0 || s[0].Embedder == "" || len(s[0].ServedAt) != 50 {
+	if s := decoded[admin.CacheStats](n, "cache", "stats").Semantic; len(s) != 1 || s[0].Mode != "static" || s[0].Served != 2 || s[0].Missed != 2 || s[0].Explored != 1 || s[0].Entries != 3 || s[0].Bytes == 0 || s[0].Embedder == "" || len(s[0].ServedAt) != 50 {
 		t.Errorf("%+v", s)
 	}
 	contains(t, spaced(n.ok("cache", "stats")), "not known not known serves\n")
 
 	entry := list[2].Entry
 	contains(t, n.ok("cache", "wrong", entry), "entry "+entry+" of surface faq of tenant dev is counted as wrong; it was on 1 nodes")
-	contains(t, n.ok("cache", "wrong", entry), "counted as wrong; it had ended before")
-	expect("miss", "How can I reset my password?")
+	if r := n.cli("cache", "wrong", entry); r.code != 1 || !strings.Contains(r.stderr, "no node knows entry "+entry) {
+		t.Errorf("a report counts twice: %+v", r)
+	}
+	n.cached("How can I reset my password?")
+	if d := decoded[[]admin.CacheDecision](n, "cache", "recent"); d[0].Entry == entry {
+		t.Errorf("what was reported is given again: %+v", d[0])
+	}
 	n.ok("apply", "-f", writeFile(t, "policy.yaml", strings.Replace(wordingsPolicy("http://127.0.0.1:1"), ", semantic: {mode: static, threshold: 0.85, audit: 0.000001}", "", 1)))
 	n.await("the policy", func() bool { return strings.Contains(n.ok("cache", "stats"), "not in the policy any more") })
 }

@@ -176,32 +176,31 @@ func TestComparedPairs(t *testing.T) {
 // TestTrippedPairs: a surface that is wrong too often gives no other wording an answer, and it is said.
 func TestTrippedPairs(t *testing.T) {
 	d := newComparedDesk(t)
-	d.ask("How do I reset my password?")
-	d.learned(1)
-	const hits = 12
-	entry := ""
-	for range hits {
-		word, h := d.ask("How can I reset my password?")
-		if word != "semantic" {
-			t.Fatalf("%s", word)
-		}
-		entry = h.Get("X-Headgate-Cache-Entry")
-	}
 	a, b := questionAt("help", "How do I reset my password?"), questionAt("help", "How can I reset my password?")
 	if p := d.explain(a, b).Pair; p.Hit != "yes" {
 		t.Errorf("%+v", p)
 	}
-	for i := range hits {
-		done, err := d.n.wrongAnswer(t.Context(), admin.Actor{Name: "ann"}, admin.CacheWrong{Entry: entry})
-		if want := (admin.CacheWrongDone{Evicted: max(1-i, 0), Tenant: "dev", Surface: "help"}); err != nil || done != want {
-			t.Fatalf("%d: %+v, %v", i, done, err)
+	things := []string{"password", "router", "printer", "phone", "camera", "watch"}
+	for _, thing := range things {
+		d.ask("How do I reset my " + thing + "?")
+		d.learned(1)
+		word, h := d.ask("How can I reset my " + thing + "?")
+		if word != "semantic" {
+			t.Fatalf("%s: %s", thing, word)
+		}
+		done, err := d.n.wrongAnswer(t.Context(), admin.Actor{Name: "ann"}, admin.CacheWrong{Entry: h.Get("X-Headgate-Cache-Entry")})
+		if want := (admin.CacheWrongDone{Evicted: 1, Tenant: "dev", Surface: "help"}); err != nil || done != want {
+			t.Fatalf("%s: %+v, %v", thing, done, err)
+		}
+		if d.n.similar.tripped("dev", "help", "embedtest-words-1") {
+			break // nothing is served any more
 		}
 	}
 	if p := d.explain(a, b).Pair; p.Hit != "no" || !strings.Contains(p.Why, "budget") {
 		t.Errorf("%+v", p)
 	}
 	stats, err := d.n.cacheStats(t.Context())
-	if err != nil || len(stats.Semantic) != 1 || stats.Semantic[0].Mode != "static" || !stats.Semantic[0].Budget.Tripped || stats.Semantic[0].Served != hits {
+	if err != nil || len(stats.Semantic) != 1 || stats.Semantic[0].Mode != "static" || !stats.Semantic[0].Budget.Tripped || stats.Semantic[0].Served == 0 || stats.Semantic[0].Reported != stats.Semantic[0].Served {
 		t.Errorf("%+v, %v", stats.Semantic, err)
 	}
 }
