@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"sync"
 )
@@ -198,11 +199,18 @@ func (p *Pool) Forget(peer string) {
 func (p *Pool) Bytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := len(p.own)
+	n := p.own.bytes()
 	for _, k := range p.peers {
-		n += len(k)
+		n += k.bytes()
 	}
-	return 48 * n // of a map's entry, its share of empty ones included
+	return n
+}
+
+// bytes is what the map takes: its places are a power of two of which up to seven eighths are taken, of 16 bytes and two
+// for control and what allocating them leaves over.
+func (k sketch) bytes() int {
+	const fixed, place = 128, 18
+	return fixed + place<<bits.Len(uint(max(len(k)*8/7, 8)-1))
 }
 
 // current is the model for the policy's bounds, fitted anew where enough was learned since: a twelfth more labels, at
