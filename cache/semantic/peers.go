@@ -355,5 +355,18 @@ func (s *shard) hear(now int64, node uint64, k scopeKey, pol *threshold.Policy, 
 	if err := errors.Join(sc.pool.Hear(peer, pool), sc.budget.Hear(peer, budget)); err != nil {
 		return fmt.Errorf("sketch: %w", err)
 	}
+	s.mu.Lock()
+	full := s.scopes[k] == sc
+	if full {
+		s.weigh(sc)
+		if full = s.crowded(sc.tenant, 0) || s.bytes > s.cfg.maxBytes || sc.tenant.bytes > s.cfg.tenantBytes; full {
+			s.trim()
+			s.makeRoom(sc.tenant)
+		}
+	}
+	s.mu.Unlock()
+	if full {
+		s.tidy()
+	}
 	return nil
 }

@@ -1,7 +1,10 @@
 package semantic
 
 import (
+	"cmp"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"headgate/cache/threshold"
@@ -28,6 +31,7 @@ type scope struct {
 	partitions int
 	entries    int
 	bytes      int64
+	tables     int64 // of bytes, what pool and budget took when that was looked at last
 	asked      int64 // when, the last time
 	tellers    map[string]int64
 
@@ -118,6 +122,59 @@ func (sc *scope) silence(peer string) {
 	delete(sc.tellers, peer)
 	sc.pool.Forget(peer)
 	sc.budget.Forget(peer)
+}
+
+// weigh counts what a scope's sketches take by now. The caller holds mu.
+func (s *shard) weigh(sc *scope) {
+	n := int64(sc.pool.Bytes() + sc.budget.Bytes())
+	s.chargeScope(sc, n-sc.tables)
+	sc.tables = n
+}
+
+// chargeScope counts bytes that no eviction of entries gives back. The caller holds mu.
+func (s *shard) chargeScope(sc *scope, n int64) {
+	s.charge(sc, n)
+	s.scopeBytes += n
+	sc.tenant.scopeBytes += n
+}
+
+// crowded says whether sketches take more than half of what there is, for a tenant or all, had they so many bytes more. The
+// caller holds mu.
+func (s *shard) crowded(t *tenant, more int64) bool {
+	return t.scopeBytes+more > s.cfg.tenantBytes/2 || s.scopeBytes+more > s.cfg.maxBytes/2
+}
+
+// trim forgets scopes that nobody asked for longest, with their entries, until sketches take no more than half of
+// what there is; of a tenant's last one only what other nodes told. The caller holds mu, and tidies.
+func (s *shard) trim() {
+	scopes := slices.SortedFunc(maps.Values(s.scopes), func(a, b *scope) int { return cmp.Compare(a.asked, b.asked) })
+	for i, sc := range scopes {
+		switch {
+		case !s.crowded(sc.tenant, 0):
+		case sc.tenant.scopes > 1 || s.scopeBytes > s.cfg.maxBytes/2 && i < len(scopes)-1:
+			s.emptyScope(sc)
+		default:
+			for peer := range sc.tellers {
+				sc.silence(peer)
+			}
+			s.weigh(sc)
+		}
+	}
+}
+
+// emptyScope forgets a scope with all its entries, unless one is just being put in. The caller holds mu.
+func (s *shard) emptyScope(sc *scope) {
+	for _, p := range s.partitions {
+		if p.scope != sc {
+			continue
+		}
+		for _, e := range p.texts {
+			s.drop(e, &s.counts.evicted)
+		}
+	}
+	if sc.partitions == 0 {
+		s.forgetScope(sc)
+	}
 }
 
 // trip is a scope that serves no more hits, or does again.

@@ -18,7 +18,7 @@ import (
 const (
 	// partitionFixed is what a partition takes beside its index and entries: two maps, places in lists.
 	partitionFixed = 1 << 10
-	// scopeFixed is about what a scope takes: sketches and histograms.
+	// scopeFixed is about what a scope takes, its histograms included, beside its pool and its budget.
 	scopeFixed = 8 << 10
 	// maxLately is how many learnings are remembered, so that none counts twice, and how many reports.
 	maxLately = 8192
@@ -61,6 +61,7 @@ type shard struct {
 	scopes     map[scopeKey]*scope
 	deaths     byDeath
 	bytes      int64
+	scopeBytes int64                   // those of scopes without entries
 	dirty      map[*partition]struct{} // whose index has what is gone
 	slack      map[*partition]struct{} // whose index has more room than it needs
 	once       lately[struct{}]        // learnings
@@ -77,13 +78,14 @@ type counts struct {
 
 // tenant is what one tenant takes.
 type tenant struct {
-	name   string
-	bytes  int64
-	scopes int
-	used   *list.List // *entry, in order of use, the latest first
-	parts  *list.List // *partition, likewise
-	tokens float64    // inserts that it may make
-	filled int64      // when they were counted
+	name       string
+	bytes      int64
+	scopeBytes int64 // those of scopes without entries
+	scopes     int
+	used       *list.List // *entry, in order of use, the latest first
+	parts      *list.List // *partition, likewise
+	tokens     float64    // inserts that it may make
+	filled     int64      // when they were counted
 }
 
 // partition is entries that may be compared.
@@ -139,50 +141,51 @@ func (s *shard) scopeOf(k scopeKey, p *threshold.Policy, now int64) *scope {
 		sc.asked = now
 		return sc
 	}
-	if len(s.scopes) >= maxScopes {
-		s.forgetScopes(now)
-		if len(s.scopes) >= maxScopes {
-			return nil
-		}
-	}
 	t := s.tenants[k.tenant]
 	if t == nil {
 		t = &tenant{name: k.tenant, used: list.New(), parts: list.New(), tokens: s.cfg.inserts * insertBurst, filled: now}
 	}
-	if int64(t.scopes+1)*scopeFixed > s.cfg.tenantBytes/2 {
-		return nil
+	if s.full(t) {
+		if s.forgetScopes(now, t); s.full(t) {
+			return nil
+		}
 	}
 	s.tenants[k.tenant] = t
 	t.scopes++
 	sc := newScope(k, t, p, s.cfg.rand.Uint64())
 	sc.asked = now
 	s.scopes[k] = sc
-	s.charge(sc, scopeFixed)
+	s.chargeScope(sc, scopeFixed)
 	return sc
 }
 
-// forgetScopes drops those that have no entries and were not asked for in a day, or else the one of them that was not for
-// longest. The caller holds mu.
-func (s *shard) forgetScopes(now int64) {
+// forgetScopes drops those that have no entries and were not asked for in a day, or else, while there is no place for one more of a
+// tenant, the one of them that was not for longest. The caller holds mu.
+func (s *shard) forgetScopes(now int64, t *tenant) {
+	own := t.scopeBytes+scopeFixed > s.cfg.tenantBytes/2 // only the tenant's can make place
 	var oldest *scope
 	for _, sc := range s.scopes {
-		if sc.partitions > 0 {
-			continue
-		}
-		if now-sc.asked >= scopeFor {
+		switch {
+		case sc.partitions > 0:
+		case now-sc.asked >= scopeFor:
 			s.forgetScope(sc)
-		} else if oldest == nil || sc.asked < oldest.asked {
+		case own && sc.tenant != t:
+		case oldest == nil || sc.asked < oldest.asked:
 			oldest = sc
 		}
 	}
-	if oldest != nil && len(s.scopes) >= maxScopes {
+	if oldest != nil && s.full(t) {
 		s.forgetScope(oldest)
 	}
 }
 
+// full says whether there is no place for one more scope of a tenant. The caller holds mu.
+func (s *shard) full(t *tenant) bool { return len(s.scopes) >= maxScopes || s.crowded(t, scopeFixed) }
+
 func (s *shard) forgetScope(sc *scope) {
 	delete(s.scopes, sc.key)
-	s.charge(sc, -scopeFixed)
+	s.chargeScope(sc, -scopeFixed-sc.tables)
+	sc.tables = 0
 	if sc.tenant.scopes--; sc.tenant.scopes == 0 {
 		delete(s.tenants, sc.tenant.name)
 	}
@@ -593,7 +596,8 @@ func (s *shard) sweep(now int64) (more bool) {
 	return more
 }
 
-// forget drops what nobody asked for in a long time, and words of nodes that are not heard of. The caller holds mu.
+// forget drops what nobody asked for in a long time, and words of nodes that are not heard of, and looks what pools and budgets
+// take by now. The caller holds mu.
 func (s *shard) forget(now int64) {
 	for _, sc := range s.scopes {
 		for peer, at := range sc.tellers {
@@ -603,7 +607,13 @@ func (s *shard) forget(now int64) {
 		}
 		if sc.partitions == 0 && now-sc.asked >= scopeFor {
 			s.forgetScope(sc)
+			continue
 		}
+		s.weigh(sc)
+	}
+	s.trim()
+	for _, t := range s.tenants {
+		s.makeRoom(t)
 	}
 }
 
@@ -613,7 +623,7 @@ func (s *shard) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	s.partitions, s.entries, s.tenants, s.scopes = map[cache.Key]*partition{}, map[uint64]*entry{}, map[string]*tenant{}, map[scopeKey]*scope{}
-	s.deaths, s.bytes = nil, 0
+	s.deaths, s.bytes, s.scopeBytes = nil, 0, 0
 	clear(s.dirty)
 	clear(s.slack)
 }

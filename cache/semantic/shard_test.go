@@ -139,10 +139,15 @@ func (p *place1) sound() {
 		part.scope.bytes -= own // to be scopeFixed in the end; put back below
 		defer func() { part.scope.bytes += own }()
 	}
+	sketches := int64(0)
 	for _, sc := range s.scopes {
-		if sc.bytes != scopeFixed {
-			p.t.Errorf("scope %v is counted for %d bytes too many", sc.key, sc.bytes-scopeFixed)
+		sketches += scopeFixed + sc.tables
+		if sc.bytes != scopeFixed+sc.tables {
+			p.t.Errorf("scope %v is counted for %d bytes too many", sc.key, sc.bytes-scopeFixed-sc.tables)
 		}
+	}
+	if sketches != s.scopeBytes {
+		p.t.Errorf("scopes take %d bytes and are counted for %d", sketches, s.scopeBytes)
 	}
 	if sum != s.bytes || entries != len(s.entries) || entries != len(s.deaths) {
 		p.t.Errorf("%d bytes are counted for %d; %d entries, %d by id, %d to die", sum, s.bytes, entries, len(s.entries), len(s.deaths))
@@ -768,6 +773,74 @@ func TestShard(t *testing.T) {
 	})
 }
 
+// poolCells is how many cells a pool has at most.
+const poolCells = 50 * 64
+
+// crowd has a surface's pool hold so many cells, and four nodes tell as many.
+func (p *place1) crowd(surface string, cells int) *scope {
+	q := asks("one", axis(0))
+	q.Surface = surface
+	p.find(p.now, q)
+	sc := p.scopes[scopeKey{q.Tenant, q.Surface, q.Embedder}]
+	if sc == nil {
+		return nil
+	}
+	for c := range cells {
+		sc.pool.Seen(threshold.Cell(c))
+	}
+	for node := range uint64(4) {
+		if err := p.hear(p.now, node+1, sc.key, &q.Policy, sc.pool.Own(), sc.budget.Own()); err != nil {
+			p.t.Error(err)
+		}
+	}
+	return sc
+}
+
+// TestPoolsAreBounded has more pools grow full than may be kept.
+func TestPoolsAreBounded(t *testing.T) {
+	p := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes = 8<<20, 2<<20 })
+	used := asks("used", axis(0))
+	p.miss(used, answerTo(used, "used"))
+	other := asks("of another", axis(0))
+	other.Tenant, other.Partition = "bob", keyOf("bob")
+	p.miss(other, answerTo(other, "bob"))
+	for i := range 40 {
+		p.now += int64(time.Second)
+		name := fmt.Sprint("surface ", i)
+		q := asks("one", axis(0))
+		q.Surface, q.Partition = name, keyOf(name)
+		p.miss(q, answerTo(q, "x"))
+		p.crowd(name, poolCells)
+		p.want(used, "used")
+		if s := p.tenants["acme"]; s.scopeBytes > p.cfg.tenantBytes/2 {
+			t.Fatalf("%d surfaces take %d bytes of %d", s.scopes, s.scopeBytes, p.cfg.tenantBytes/2)
+		}
+	}
+	p.now += forgetEvery
+	p.sweep(p.now)
+	real := int64(0)
+	for _, sc := range p.scopes {
+		real += int64(sc.pool.Bytes()+sc.budget.Bytes()) + scopeFixed
+	}
+	if real > p.scopeBytes || p.scopeBytes < 1<<19 || p.bytes > p.cfg.maxBytes {
+		t.Errorf("sketches take %d bytes and are counted for %d; all take %d", real, p.scopeBytes, p.bytes)
+	}
+	p.want(other, "bob")
+	p.want(used, "used")
+}
+
+// TestOnePoolIsBounded has the only surface of a tenant hear more than may be kept: what others told goes, what it counted
+// itself stays.
+func TestOnePoolIsBounded(t *testing.T) {
+	p := newPlace1(t, func(c *shardConfig) { c.maxBytes, c.tenantBytes = 1<<20, 1<<18 })
+	sc := p.crowd("chat", poolCells)
+	p.now += forgetEvery
+	p.sweep(p.now)
+	if got := p.surfaces(); len(got) != 1 || sc.tables+scopeFixed > p.cfg.tenantBytes/2 || len(sc.pool.Own()) < poolCells {
+		t.Errorf("%+v; %d bytes of sketches", got, sc.tables)
+	}
+}
+
 // TestBytesAreHeld holds what is counted against what the heap grows by.
 func TestBytesAreHeld(t *testing.T) {
 	if raceEnabled {
@@ -777,7 +850,14 @@ func TestBytesAreHeld(t *testing.T) {
 		name             string
 		partitions, each int
 		body             int
-	}{{"one partition", 1, 1700, 600}, {"one entry each", 1500, 1, 600}, {"large answers", 20, 20, 20_000}} {
+		cells            int // of the pools of as many surfaces more
+	}{
+		{"one partition", 1, 1700, 600, 0},
+		{"one entry each", 1500, 1, 600, 0},
+		{"large answers", 20, 20, 20_000, 0},
+		{"full pools", 1, 10, 600, poolCells},
+		{"half of the cells", 1, 10, 600, poolCells / 2},
+	} {
 		heap := func() int64 {
 			runtime.GC()
 			runtime.GC()
@@ -789,6 +869,13 @@ func TestBytesAreHeld(t *testing.T) {
 		vectors := newClustered()
 		_ = guard.Parse("loads its tables")
 		fill := func(from int) {
+			if c.cells > 0 {
+				for i := range 50 {
+					p.crowd(fmt.Sprint("surface ", from, " ", i), c.cells)
+				}
+			}
+			p.now += forgetEvery
+			p.sweep(p.now)
 			for i := range c.partitions {
 				for j := range c.each {
 					q := vectors.question(j)
