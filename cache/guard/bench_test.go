@@ -1,6 +1,9 @@
 package guard
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // The pairs of the benchmarks: short questions as support bots get them.
 const (
@@ -54,4 +57,27 @@ func BenchmarkLongest(b *testing.B) {
 	for b.Loop() {
 		Parse(one).Compare(Parse(other))
 	}
+}
+
+// BenchmarkFacts is two answers of 16 KiB: read, and held against each other.
+func BenchmarkFacts(b *testing.B) {
+	pairs := answerPairs(b)
+	var s strings.Builder
+	for i := 0; s.Len() < 16<<10; i++ {
+		s.WriteString(pairs[i%len(pairs)].a + "\n\n")
+	}
+	one := s.String()[:16<<10]
+	other := strings.ReplaceAll(one, "you", "one")
+	b.Run("read", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			ParseFacts(one)
+		}
+	})
+	b.Run("contradict", func(b *testing.B) {
+		f, g := ParseFacts(one), ParseFacts(other)
+		for b.Loop() {
+			f.Contradicts(g)
+		}
+	})
 }

@@ -83,6 +83,7 @@ type value struct {
 type group struct {
 	kind   Kind
 	strict bool // one side alone is enough to refuse
+	poles  int  // how many values it has
 }
 
 // lexeme is what the lexicon knows of a word or phrase. Immutable once the lexicon stands.
@@ -103,6 +104,7 @@ type lexicon struct {
 	words  [languages]map[string]*lexeme
 	votes  map[string]uint8 // bit per language of which it is a function word
 	groups []group
+	sizes  map[value]float64 // of units, in the first of their kind
 	syns   uint16
 }
 
@@ -132,6 +134,7 @@ func readLexicon() (*lexicon, error) {
 		}
 	}
 	x.families()
+	x.measures()
 	for word, lx := range x.words[english] {
 		if lx.flags&fFunction != 0 {
 			x.votes[word] |= 1 << english
@@ -243,7 +246,7 @@ func (x *lexicon) group(kind Kind, strict bool, line string) error {
 	if len(poles) < 2 && !strict {
 		return fmt.Errorf("a group of one value must be strict")
 	}
-	x.groups = append(x.groups, group{kind: kind, strict: strict})
+	x.groups = append(x.groups, group{kind: kind, strict: strict, poles: len(poles)})
 	g := uint16(len(x.groups) - 1)
 	for i, pole := range poles {
 		words := strings.Fields(pole)

@@ -49,7 +49,7 @@ func Parse(s string) *Text {
 		return t
 	}
 	folded := fold(s)
-	var sc scanner
+	sc := scanner{most: MaxTokens}
 	sc.tokens = make([]token, 0, len(folded)/5+4)
 	sc.scan(folded)
 	if len(sc.tokens) > MaxTokens {
@@ -62,7 +62,8 @@ func Parse(s string) *Text {
 	known := t.tongue(x)
 	t.foreign = sc.foreign || !known && (sc.latin || len(t.tokens) > 2)
 	t.look(x)
-	t.numbers()
+	t.spelled()
+	t.durations()
 	t.topic()
 	t.scope()
 	t.collect(x)
@@ -350,9 +351,8 @@ func unitOrName(x *lexicon, lx *lexeme) bool {
 	return false
 }
 
-// numbers turns number words into numbers, joins those that make one, and gives durations
-// a value that compares.
-func (t *Text) numbers() {
+// spelled turns number words into numbers and joins those that make one.
+func (t *Text) spelled() {
 	for i := range t.tokens {
 		tok := &t.tokens[i]
 		var prev *token
@@ -375,6 +375,10 @@ func (t *Text) numbers() {
 			prev.flags = prev.flags&^tNumber | tSkip
 		}
 	}
+}
+
+// durations gives durations a value that compares.
+func (t *Text) durations() {
 	for i := 0; i+1 < len(t.tokens); i++ {
 		num, unit := &t.tokens[i], &t.tokens[i+1]
 		if num.flags&tNumber == 0 || unit.flags&tStart != 0 && unit.flags&tJoined == 0 {

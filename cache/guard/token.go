@@ -42,14 +42,15 @@ type scanner struct {
 	sentence, clause bool
 	foreign          bool // a letter of a script that no list covers, or two scripts in a word
 	latin            bool // a letter beyond ASCII
+	most             int  // tokens after which it stops
 }
 
 type span struct{ from, to uint16 }
 
-// scan reads a folded text. It stops at the first token beyond MaxTokens.
+// scan reads a folded text. It stops soon after the first token beyond most.
 func (s *scanner) scan(text string) {
 	s.open, s.sentence, s.clause = -1, true, true
-	for i := 0; i < len(text) && len(s.tokens) <= MaxTokens; {
+	for i := 0; i < len(text) && len(s.tokens) <= s.most; {
 		if text[i] <= ' ' {
 			if text[i] == '\n' {
 				s.sentence, s.clause = true, true
@@ -229,7 +230,7 @@ func classify(c string) (has uint8) {
 
 // body reads a chunk without the punctuation around it.
 func (s *scanner) body(c string) {
-	if len(s.tokens) > MaxTokens {
+	if len(s.tokens) > s.most {
 		return
 	}
 	has := classify(c)
@@ -321,8 +322,11 @@ func (s *scanner) words(c string) {
 
 // contraction reads a word with an apostrophe at i: "don't", "I'd", "Alice's", "l'essai".
 func (s *scanner) contraction(c string, i int, flags uint16) {
-	head, tail := c[:i], lower(c[i+1:])
-	if len(s.tokens) > MaxTokens {
+	head, tail := c[:i], c[i+1:]
+	if len(tail) <= 2 {
+		tail = lower(tail) // no longer one is looked for: a chain of apostrophes stays linear
+	}
+	if len(s.tokens) > s.most {
 		return
 	}
 	switch {
