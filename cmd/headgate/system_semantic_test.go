@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -89,11 +90,10 @@ func inPart(part, question string, pairs ...string) asking {
 
 // only asks for nothing but what is kept.
 func (a asking) only() asking {
-	b := asking{question: a.question, stream: a.stream, header: map[string]string{"X-Headgate-Cache": "only"}}
-	for name, value := range a.header {
-		b.header[name] = value
-	}
-	return b
+	header := map[string]string{"X-Headgate-Cache": "only"}
+	maps.Copy(header, a.header)
+	a.header = header
+	return a
 }
 
 // similar says whether a node answers from another wording's entry, and from which. The model is not asked.
