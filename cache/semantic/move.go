@@ -14,7 +14,12 @@ const (
 	moveBytes   = 4 << 20  // likewise, but for the last of them
 	moveRate    = 32 << 20 // bytes a second
 	moveFor     = 30 * time.Second
-	moveAgain   = 5 * time.Second
+	// moveSoon is when what an owner did not take is offered again, doubling up to moveAgain: it may hear of the ring a
+	// moment later.
+	moveSoon  = 100 * time.Millisecond
+	moveAgain = 5 * time.Second
+	// handEvery is how often it is by who leaves.
+	handEvery = 20 * time.Millisecond
 	// moveRounds is how often a partition is gone through before the next has its turn: what changes under way is
 	// sent again.
 	moveRounds = 3
@@ -29,21 +34,50 @@ func (c *Cache) Moved() {
 	}
 }
 
+// HandOver waits, after the ring went on without this node, until all that it holds is at the owners, or ctx or the Cache ends. It
+// tells how many partitions are left here. Run must go on meanwhile.
+func (c *Cache) HandOver(ctx context.Context) (left int) {
+	tick := time.NewTicker(handEvery)
+	defer tick.Stop()
+	for {
+		left = 0
+		for _, p := range c.shard.held() {
+			if c.owner(p.place.key) != "" {
+				left++
+			}
+		}
+		if left == 0 {
+			return 0
+		}
+		c.Moved()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return left
+		case <-c.ctx.Done():
+			return left
+		}
+	}
+}
+
 // moveAll brings partitions to their owners whenever the ring has changed, until ctx ends. What an owner did not take is
 // offered again.
 func (c *Cache) moveAll(ctx context.Context) {
 	again := time.NewTimer(0)
 	again.Stop()
 	defer again.Stop()
+	pause := moveSoon
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.moved:
+			pause = moveSoon
 		case <-again.C:
 		}
 		if c.moveOut(ctx) {
-			again.Reset(moveAgain)
+			again.Reset(pause)
+			pause = min(2*pause, moveAgain)
 		}
 	}
 }

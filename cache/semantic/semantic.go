@@ -258,7 +258,7 @@ func (c *Cache) sayTrips() {
 	for _, t := range changed {
 		attrs := []any{
 			"tenant", t.tenant, "surface", t.surface, "embedder", t.embedder, "per_request", t.why.PerRequest.Estimate, "per_hit", t.why.PerHit.Estimate,
-			"audited", t.why.Audited, "wrong", t.why.Wrong,
+			"audited", t.why.Audited, "wrong", t.why.Wrong, "reported", t.why.Reported,
 		}
 		if t.fallen {
 			c.cfg.Logger.Warn("a surface exceeds its budget for wrong answers: similar questions are not served any more", attrs...)

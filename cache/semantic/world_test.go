@@ -380,6 +380,66 @@ func TestMoves(t *testing.T) {
 	})
 }
 
+// TestHandOver has a node leave in order, with owners that hear of it late, or not at all.
+func TestHandOver(t *testing.T) {
+	worldTest(t, 2, func(w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		const n = 40
+		name := func(i int) *Question {
+			return question(fmt.Sprint("word", i), func(q *Question) { q.Partition = keyOf(q.Text) })
+		}
+		for i := range n {
+			a.learn(name(i), fmt.Sprint(i))
+		}
+		if left := a.HandOver(context.Background()); left != 0 || a.shard.totals().entries != n {
+			t.Errorf("the ring did not go on: %d partitions are left, %d entries here", left, a.shard.totals().entries)
+		}
+		w.owner.Store(1)
+		b.own.Store(0)
+		bounded, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if left := a.HandOver(bounded); left != n || b.shard.totals().entries != 0 {
+			t.Errorf("to an owner that does not hear: %d partitions are left, %d entries there", left, b.shard.totals().entries)
+		}
+		began := time.Now()
+		hears := time.AfterFunc(100*time.Millisecond, func() { b.own.Store(-1) })
+		defer hears.Stop()
+		if left := a.HandOver(context.Background()); left != 0 || time.Since(began) > 200*time.Millisecond {
+			t.Errorf("%d partitions are left after %s", left, time.Since(began))
+		}
+		a.kill()
+		for i := range n {
+			b.want(name(i), fmt.Sprint(i))
+		}
+		w.owner.Store(0)
+		if left := b.HandOver(bounded); left != n {
+			t.Errorf("to the dead: %d partitions are left", left)
+		}
+	})
+}
+
+// TestMovesAreOfferedSoonAgain has a node that joins hear of it a moment later than who has what it is to own; and never.
+func TestMovesAreOfferedSoonAgain(t *testing.T) {
+	worldTest(t, 2, func(w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.learn(question("reset password", nil), "so")
+		w.owner.Store(1)
+		b.own.Store(0)
+		a.Moved()
+		time.Sleep(150 * time.Millisecond)
+		b.own.Store(-1)
+		time.Sleep(200 * time.Millisecond)
+		b.want(question("reset password", nil), "so")
+		w.owner.Store(0)
+		a.own.Store(1)
+		b.Moved()
+		time.Sleep(time.Minute) // it is not given up
+		a.own.Store(-1)
+		time.Sleep(moveAgain)
+		a.want(question("reset password", nil), "so")
+	})
+}
+
 // TestSplitView has two nodes take themselves for the owner; the answers of both are there in the end, of the same words the newer.
 func TestSplitView(t *testing.T) {
 	worldTest(t, 2, func(w *world) {
@@ -542,7 +602,7 @@ func TestNodesTellEachOther(t *testing.T) {
 		served := question("reset password", nil)
 		a.want(served, "") // it would be, without audits
 		a.kill()
-		if !strings.Contains(a.log.String(), "exceeds its budget") {
+		if log := a.log.String(); !strings.Contains(log, "exceeds its budget") || !strings.Contains(log, "reported=0") {
 			t.Error("nothing is said of it")
 		}
 		time.Sleep(30 * time.Minute)
