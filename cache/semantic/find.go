@@ -161,7 +161,11 @@ func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, question *g
 	f.id, f.similarity, f.age = f.e.id, ev.Similarity, time.Duration(max(now-f.e.filled, 0))
 	sc.mu.Lock()
 	sc.configure(&q.Policy)
-	f.decision = q.Policy.Decide(&ev, sc.budget, sc.rng)
+	pol := q.Policy
+	if q.Only {
+		pol.Audit = 0
+	}
+	f.decision = pol.Decide(&ev, sc.budget, sc.rng)
 	sc.mu.Unlock()
 	f.tighten(q, question)
 	if f.decision.Action == threshold.Miss {

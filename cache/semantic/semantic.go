@@ -117,6 +117,9 @@ type Question struct {
 	Tags []string
 	// Verify says that there is a verifier for what is borderline: a Serve that is comes back uncounted, for Verified.
 	Verify bool
+	// Only says that the model cannot be asked: what would be audited by chance is served. What serves nothing (shadow, a
+	// budget that is exceeded) serves nothing to it, either.
+	Only bool
 	// Request is the id for logs.
 	Request string
 }

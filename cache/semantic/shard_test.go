@@ -419,6 +419,31 @@ func TestNearInVectorFarInWords(t *testing.T) {
 	}
 }
 
+// TestOnlyIsNotAudited has a question that no model can be asked: chance keeps no answer from it, all else does.
+func TestOnlyIsNotAudited(t *testing.T) {
+	p := newPlace1(t, nil)
+	q := asks("one", axis(0))
+	q.Policy.Audit = 1
+	p.miss(q, answerTo(q, "1"))
+	p.want(q, "")
+	only := *q
+	only.Only = true
+	p.want(&only, "1")
+	near := only
+	near.Least = 1
+	p.want(&near, "")
+	shadow := only
+	shadow.Policy.Mode = threshold.Shadow
+	p.want(&shadow, "")
+	f := p.find(p.now, q)
+	for range 40 {
+		p.compared(q, f, Label{Known: true}, nil)
+	}
+	if f := p.want(&only, ""); f.decision.Action != threshold.Audit || !p.surfaces()[0].Budget.Tripped {
+		t.Errorf("%+v", f.decision)
+	}
+}
+
 // TestUnreadableIsNotKept has questions that guards refuse whatever they are held against.
 func TestUnreadableIsNotKept(t *testing.T) {
 	for name, text := range map[string]string{

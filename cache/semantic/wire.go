@@ -128,7 +128,7 @@ func encodeQuestion(q *Question) *pb.FindRequest {
 	p := q.place()
 	return &pb.FindRequest{
 		Place: p.encode(), Text: []byte(q.Text), Vector: q.Vector, Policy: encodePolicy(&q.Policy), Least: q.Least, Tags: encodeTags(q.Tags),
-		Verify: q.Verify,
+		Verify: q.Verify, Only: q.Only,
 	}
 }
 
@@ -144,7 +144,7 @@ func decodeQuestion(m *pb.FindRequest) (*Question, error) {
 	}
 	q := &Question{
 		Partition: p.key, Tenant: p.tenant, Surface: p.surface, Embedder: p.embedder, Text: string(m.GetText()), Vector: m.GetVector(), Policy: pol,
-		Least: m.GetLeast(), Verify: m.GetVerify(),
+		Least: m.GetLeast(), Verify: m.GetVerify(), Only: m.GetOnly(),
 	}
 	for _, t := range m.GetTags() {
 		q.Tags = append(q.Tags, string(t[:min(len(t), maxName+1)]))

@@ -48,7 +48,7 @@ func someLesson(q *Question) *lesson {
 func TestWireKeepsAll(t *testing.T) {
 	q := asks("one", axis(0))
 	q.Policy, q.Least, q.Tags = threshold.Policy{Mode: threshold.Learned, Threshold: 0.1, ErrorBound: 0.2, HitErrorBound: 0.3, Audit: 0.4}, 0.7, []string{"a", "\xff"}
-	q.Verify = true
+	q.Verify, q.Only = true, true
 	got, err := decodeQuestion(encodeQuestion(q))
 	if want := *q; err != nil {
 		t.Error(err)

@@ -179,6 +179,7 @@ type FindRequest struct {
 	Least         float64                `protobuf:"fixed64,5,opt,name=least,proto3" json:"least,omitempty"`
 	Tags          [][]byte               `protobuf:"bytes,6,rep,name=tags,proto3" json:"tags,omitempty"`
 	Verify        bool                   `protobuf:"varint,7,opt,name=verify,proto3" json:"verify,omitempty"` // who asks has a verifier for what is borderline
+	Only          bool                   `protobuf:"varint,8,opt,name=only,proto3" json:"only,omitempty"`     // who asks does not ask a model
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -258,6 +259,13 @@ func (x *FindRequest) GetTags() [][]byte {
 func (x *FindRequest) GetVerify() bool {
 	if x != nil {
 		return x.Verify
+	}
+	return false
+}
+
+func (x *FindRequest) GetOnly() bool {
+	if x != nil {
+		return x.Only
 	}
 	return false
 }
@@ -1225,7 +1233,7 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\verror_bound\x18\x03 \x01(\x01R\n" +
 	"errorBound\x12&\n" +
 	"\x0fhit_error_bound\x18\x04 \x01(\x01R\rhitErrorBound\x12\x14\n" +
-	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xe4\x01\n" +
+	"\x05audit\x18\x05 \x01(\x01R\x05audit\"\xf8\x01\n" +
 	"\vFindRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x16\n" +
@@ -1233,7 +1241,8 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06policy\x18\x04 \x01(\v2\x1c.headgate.semantic.v1.PolicyR\x06policy\x12\x14\n" +
 	"\x05least\x18\x05 \x01(\x01R\x05least\x12\x12\n" +
 	"\x04tags\x18\x06 \x03(\fR\x04tags\x12\x16\n" +
-	"\x06verify\x18\a \x01(\bR\x06verify\"8\n" +
+	"\x06verify\x18\a \x01(\bR\x06verify\x12\x12\n" +
+	"\x04only\x18\b \x01(\bR\x04only\"8\n" +
 	"\x06Reason\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\fR\x04kind\x12\f\n" +
 	"\x01a\x18\x02 \x01(\fR\x01a\x12\f\n" +
