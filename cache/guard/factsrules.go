@@ -155,10 +155,20 @@ func (f *Facts) nearest(g *Facts, s *segment, count []uint8, touched []uint16) (
 	for _, j := range touched {
 		u, n := &g.segments[j], int(count[j])
 		count[j] = 0
-		if n < most || !alike(s, u, n) {
+		if n < most {
 			continue
 		}
-		if k := f.opposed(g, s, u); n > most || k == "" {
+		k := f.renamed(g, s, u, n)
+		if k == "" {
+			k = f.substituted(g, s, u)
+		}
+		if k == "" && !alike(s, u, n) {
+			continue
+		}
+		if k == "" {
+			k = f.opposed(g, s, u)
+		}
+		if n > most || k == "" {
 			at, kind = int(j), k
 		}
 		most = n
@@ -181,6 +191,7 @@ func (f *Facts) opposed(g *Facts, s, u *segment) Kind {
 			continue
 		}
 		switch {
+		case s.takes != u.takes:
 		case p.two:
 			flips++
 			if kind == "" {
@@ -192,14 +203,138 @@ func (f *Facts) opposed(g *Facts, s, u *segment) Kind {
 			return p.kind
 		}
 	}
+	if s.takes != u.takes {
+		return ""
+	}
+	if s.skeleton == u.skeleton && s.turned != u.turned && s.negations == u.negations {
+		return KindAntonym // the same opposites, of other things
+	}
 	differ := (s.negations > 0) != (u.negations > 0)
 	switch {
 	case flips > 0 && !differ:
 		return kind
-	case flips == 0 && differ && !s.excepts && !u.excepts && (u.negations == 0 && shared(s.denied, u.affirmed) > 0 || s.negations == 0 && shared(u.denied, s.affirmed) > 0):
+	case flips == 0 && differ && s.turns == u.turns && (u.negations == 0 && shared(s.denied, u.affirmed) > 0 || s.negations == 0 && shared(u.denied, s.affirmed) > 0):
 		return KindNegation
 	}
 	return ""
+}
+
+// renamed reports whether two sentences that share n words differ in names alone, each of
+// which the other answer lacks.
+func (f *Facts) renamed(g *Facts, s, u *segment, n int) Kind {
+	a, b := len(s.ids)-n, len(u.ids)-n
+	if n < 2 || a == 0 || b == 0 || a > 3 || b > 3 || max(a, b) > n || s.negations != u.negations {
+		return ""
+	}
+	if f.onlyNames(s, g, a) && g.onlyNames(u, f, b) {
+		return KindEntity
+	}
+	return ""
+}
+
+// substituted reports whether two sentences are one but for a word or two that are no
+// synonyms, or a run of up to three in one place.
+func (f *Facts) substituted(g *Facts, s, u *segment) Kind {
+	a, b := f.text.tokens[s.from:s.to], g.text.tokens[u.from:u.to]
+	if f.text.lang != g.text.lang || s.negations != u.negations || len(a) < 4 || len(b) < 4 || max(len(a), len(b))-min(len(a), len(b)) > 2 {
+		return ""
+	}
+	i := 0
+	for i < min(len(a), len(b)) && matches(&a[i], &b[i]) {
+		i++
+	}
+	m, n := len(a), len(b)
+	for m > i && n > i && matches(&a[m-1], &b[n-1]) {
+		m, n = m-1, n-1
+	}
+	if m == i && n == i || len(a)-(m-i) < 3 {
+		return ""
+	}
+	if m-i <= 3 && n-i <= 3 {
+		switch {
+		case m > i && n > i:
+			return f.alien(g, int(s.from), int(u.from), a, b, i, m, n)
+		case m > i && restricts(a[i:m]), n > i && restricts(b[i:n]):
+			return KindModifier
+		}
+		return ""
+	}
+	if len(a) != len(b) {
+		return ""
+	}
+	places, kind := 0, Kind("")
+	for k := i; k < m; k++ {
+		if matches(&a[k], &b[k]) {
+			continue
+		}
+		if places++; places > 2 {
+			return ""
+		}
+		if k := f.alien(g, int(s.from), int(u.from), a, b, k, k+1, k+1); k != "" {
+			kind = k
+		}
+	}
+	return kind
+}
+
+// alien reports whether what stands at i of two sentences, until m and n, are words with a
+// sense that have nothing to do with each other.
+func (f *Facts) alien(g *Facts, atA, atB int, a, b []token, i, m, n int) Kind {
+	s, t := alien(a[i:m], b[i:n]), alien(b[i:n], a[i:m])
+	if s == nil || t == nil || s.is(fLight) || t.is(fLight) || s.is(fVague) || t.is(fVague) {
+		return ""
+	}
+	x := loaded()
+	for k := i; k < max(m, n); k++ {
+		if k < m && (a[k].flags&tNumber != 0 || negates(&a[k])) || k < n && (b[k].flags&tNumber != 0 || negates(&b[k])) {
+			return "" // a figure's business, or a denial's
+		}
+		if k < m && f.text.monthAt(x, atA+k) > 0 || k < n && g.text.monthAt(x, atB+k) > 0 {
+			return ""
+		}
+	}
+	return KindSubstitute
+}
+
+// matches reports whether two tokens of one place say the same; articles do.
+func matches(a, b *token) bool {
+	return a.stem == b.stem || article(a.word) && article(b.word) || a.flags&b.flags&tNumber == 0 && related(a, b)
+}
+
+func article(w string) bool {
+	return w == "a" || w == "an" || w == "the" || w == "your" || w == "our" || w == "my"
+}
+
+// restricts reports whether one of these words alone narrows what is said: "only",
+// "international".
+func restricts(words []token) bool {
+	x := loaded()
+	for i := range words {
+		if words[i].lex == nil {
+			continue
+		}
+		for _, v := range words[i].lex.vals {
+			if g := &x.groups[v.group]; g.strict && !v.soft && (g.kind == KindAntonym || g.kind == KindQuantifier) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// onlyNames reports whether the n words of s that g lacks are all that it does not share,
+// and names.
+func (f *Facts) onlyNames(s *segment, g *Facts, n int) bool {
+	for _, id := range s.ids {
+		if _, ok := g.byWord[id]; ok {
+			continue
+		}
+		if _, name := slices.BinarySearch(s.names, id); !name {
+			return false
+		}
+		n--
+	}
+	return n == 0
 }
 
 // facing finds the pole of u that excludes p, where neither sentence has both.

@@ -8,17 +8,18 @@ import (
 
 // segment is a sentence, list item or cell of an answer.
 type segment struct {
-	from, to  uint16   // tokens
-	ids       []uint32 // its content words, sorted, without numbers and units
-	denied    []uint32 // what its words that say no bear on first, sorted
-	affirmed  []uint32 // content words that none bears on, sorted
-	poles     []pole
-	names     []uint32
-	skeleton  uint32 // of its content words in order
-	stated    uint32 // skeleton, with poles and denials
-	figures   [2]uint16
-	negations uint8
-	excepts   bool // "unless", "until", "without", "only": a denial of it may be an affirmation
+	turned       uint32   // of the sides that its opposites take, in order
+	from, to     uint16   // tokens
+	ids          []uint32 // its content words, sorted, without numbers and units
+	denied       []uint32 // what its words that say no bear on first, sorted
+	affirmed     []uint32 // content words that none bears on, sorted
+	poles        []pole
+	names        []uint32
+	skeleton     uint32 // of its content words in order
+	stated       uint32 // skeleton, with poles and denials
+	figures      [2]uint16
+	negations    uint8
+	turns, takes uint32 // sums of the words that bound what is said, and of those that take something out
 }
 
 // pole is a place in a group of values that exclude one another.
@@ -60,7 +61,7 @@ func (t *Text) content(x *lexicon, i int) uint32 {
 	}
 	if lx := tok.lex; lx != nil {
 		for _, v := range lx.vals {
-			if g := &x.groups[v.group]; !v.soft && (g.kind == KindAntonym || g.kind == KindDate || g.kind == KindEntity && g.strict) {
+			if g := &x.groups[v.group]; !v.soft && (g.kind == KindAntonym || g.kind == KindDate) {
 				return hash("group", byte(v.group)) ^ uint32(v.group)<<16
 			}
 		}
@@ -73,6 +74,18 @@ func (t *Text) content(x *lexicon, i int) uint32 {
 		return hash(root(t.lang, lx.base), 'w')
 	}
 	return hash(root(t.lang, tok.stem), 'w')
+}
+
+// side is on which side of its scale a word stands that counts as a group.
+func (t *token) side(x *lexicon) uint32 {
+	if t.lex != nil {
+		for _, v := range t.lex.vals {
+			if x.groups[v.group].kind == KindAntonym && !v.soft {
+				return uint32(v.val) + 1
+			}
+		}
+	}
+	return 0
 }
 
 // root cuts a word down to what its forms have in common, roughly.
@@ -118,15 +131,25 @@ func deniesAbroad(w string) bool {
 	return false
 }
 
-// excepting tells words after which a denial may be an affirmation: "not without a
-// receipt", "not until Monday", "only".
-func excepting(w string) bool {
+// excepts tells words that turn what is denied, or bound it: "not until Monday", "only
+// within a day". Where two sentences differ in them, a denial tells nothing.
+func excepts(w string) bool {
 	switch w {
-	case "unless", "until", "till", "without", "except", "excluding", "only", "just", "before", "after", "if", "once", "other", "besides", "but",
-		"later", "longer", "more", "beyond", "over", "past", "exceeding", "outside", "less", "fewer", "than", "apart", "within", "as_long_as", "provided",
-		"nur", "bis", "außer", "ohne", "wenn", "falls", "erst", "mehr", "später", "innerhalb", "sofern", "solange",
-		"sauf", "sans", "avant", "après", "si", "que", "seulement", "plus", "sin", "salvo", "excepto", "hasta", "solo", "sólo", "antes", "después", "más",
-		"senza", "tranne", "se", "sem", "exceto", "zonder", "behalve", "tenzij", "als":
+	case "until", "till", "without", "only", "just", "before", "after", "if", "once", "but", "later", "longer", "more", "beyond", "over", "past",
+		"exceeding", "outside", "less", "fewer", "than", "within", "as_long_as", "provided",
+		"nur", "bis", "ohne", "wenn", "falls", "erst", "mehr", "später", "innerhalb", "sofern", "solange",
+		"sans", "avant", "après", "si", "que", "seulement", "plus", "sin", "hasta", "solo", "sólo", "antes", "después", "más",
+		"senza", "se", "sem", "zonder", "als":
+		return true
+	}
+	return excludes(w)
+}
+
+// excludes tells words that take something out: "open daily except Tuesdays" is "closed on
+// Tuesdays". Where two sentences differ in them, an opposite tells nothing either.
+func excludes(w string) bool {
+	switch w {
+	case "unless", "except", "excluding", "besides", "other", "apart", "außer", "sauf", "salvo", "excepto", "tranne", "exceto", "behalve", "tenzij", "кроме":
 		return true
 	}
 	return false
@@ -162,7 +185,7 @@ func (t *Text) segment(x *lexicon, from, to int) segment {
 		case "if", "whether", "in_case", "wenn", "falls", "si":
 			condition = true
 		}
-		s.excepts = s.excepts || excepting(tok.word) || tok.lex != nil && excepting(tok.lex.base)
+		s.bounds(tok)
 		if negates(tok) && !condition && t.bears(i, to) {
 			if !(t.lang == french && s.negations > 0 && reach > 0) {
 				s.negations++
@@ -181,8 +204,9 @@ func (t *Text) segment(x *lexicon, from, to int) segment {
 			continue
 		}
 		s.skeleton = (s.skeleton ^ id) * 16777619
+		s.turned = (s.turned ^ tok.side(x)) * 16777619
 		s.ids = append(s.ids, id)
-		if tok.flags&tName != 0 && tok.flags&tSentence == 0 && tok.lex == nil || tok.flags&tID != 0 {
+		if t.names(x, i) {
 			s.names = append(s.names, id)
 		}
 		if reach > 0 {
@@ -200,6 +224,28 @@ func (t *Text) segment(x *lexicon, from, to int) segment {
 	}
 	s.ids, s.denied, s.affirmed, s.names = sorted(s.ids), sorted(s.denied), sorted(s.affirmed), sorted(s.names)
 	return s
+}
+
+// names reports whether token i is a name: capitalised within a sentence, an identifier, or
+// a listed place or product.
+func (t *Text) names(x *lexicon, i int) bool {
+	tok := &t.tokens[i]
+	if tok.lex == nil {
+		return tok.flags&tID != 0 || tok.flags&tName != 0 && tok.flags&tSentence == 0 && t.lang != german
+	}
+	return slices.ContainsFunc(tok.lex.vals, func(v value) bool {
+		return x.groups[v.group].kind == KindEntity && x.groups[v.group].strict
+	})
+}
+
+// bounds notes a word that bounds what the sentence says.
+func (s *segment) bounds(tok *token) {
+	switch {
+	case excludes(tok.word):
+		s.takes += hash(tok.word, 'x')
+	case excepts(tok.word):
+		s.turns += hash(tok.word, 'x')
+	}
 }
 
 // bears reports whether a word that says no denies what follows: not in "no problem",
@@ -226,7 +272,7 @@ func (s *segment) pole(x *lexicon, t *Text, i int, denied bool) {
 	for _, v := range t.tokens[i].lex.vals {
 		g := &x.groups[v.group]
 		switch {
-		case g.kind == KindUnit, g.kind == KindEntity && !g.strict, v.soft && g.kind != KindAntonym:
+		case g.kind == KindUnit, g.kind == KindEntity, v.soft && g.kind != KindAntonym:
 			continue
 		}
 		p := pole{value: value{group: v.group, val: v.val}, kind: g.kind, two: g.poles == 2, denied: denied}
