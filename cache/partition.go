@@ -12,11 +12,15 @@ const partitionDomain = "headgate cache partition 1\n"
 // Partition names all that an answer depends on but the last user text, and the embedder by
 // whose vectors texts are compared there, and gives that text: its parts a line each, as they
 // came. It is derived by the code of Key, and fails for a body that has no key. There is no partition
-// (ok is false) for a request without such a text.
+// (ok is false) for a request without such a text, and for a completion: instructions and the
+// turns of a conversation are all one text there.
 func (c *Context) Partition(embedder string) (k Key, text string, ok bool, err error) {
 	plan, err := keyPlan()
 	if err != nil {
 		return k, "", false, err
+	}
+	if c.Path == "/v1/completions" {
+		return k, "", false, nil
 	}
 	s := keyPool.Get().(*keyScratch)
 	defer s.free()

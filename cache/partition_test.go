@@ -36,7 +36,6 @@ func TestPartition(t *testing.T) {
 			body(`{"role":"user","content":[{"type":"text","text":" Who?\n"},{"type":"image_url","image_url":{"url":"u"}}]}`), "Who?", true},
 		{"parts", "/v1/chat/completions", body(`{"role":"user","content":"a\nb"}`),
 			body(`{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`), "a\nb", false},
-		{"a prompt", "/v1/completions", `{"prompt":"a"}`, `{"prompt":"b"}`, "b", true},
 		{"an input", "/v1/responses", `{"input":"a"}`, `{"input":"b"}`, "b", true},
 		{"instructions", "/v1/responses", `{"input":"a"}`, `{"input":"a","instructions":"x"}`, "a", false},
 		{"a message", "/v1/messages", `{"max_tokens":5,"messages":[` + hello + `]}`, `{"max_tokens":5,"messages":[` + bye + `]}`, "Bye", true},
@@ -56,7 +55,7 @@ func TestPartition(t *testing.T) {
 	}
 	for _, c := range []struct{ path, body string }{
 		{"/v1/chat/completions", body(system)}, {"/v1/chat/completions", body(`{"role":"user","content":" \n"}`)},
-		{"/v1/chat/completions", body(`{"role":"user","content":[]}`)}, {"/v1/completions", `{"prompt":["a","b"]}`}, {"/v1/embeddings", `{"input":"a"}`},
+		{"/v1/chat/completions", body(`{"role":"user","content":[]}`)}, {"/v1/completions", `{"prompt":"### System: be brief. ### User: Hello"}`}, {"/v1/embeddings", `{"input":"a"}`},
 	} {
 		if _, text, ok := of(c.path, c.body, "e"); ok {
 			t.Errorf("%s %s: a partition with the text %q", c.path, c.body, text)

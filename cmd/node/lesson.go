@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -19,13 +21,16 @@ import (
 )
 
 const (
-	maxSaid     = 64 << 10         // bytes of an answer that is compared; of longer ones nobody knows
-	chunkSaid   = 320              // bytes of an answer that are turned into one vector: any embedder's window holds them
-	maxChunks   = 32               // of one answer; what follows counts by the facts in it only
-	firstChunks = 3                // of an answer that is compared with many
-	studyFor    = 10 * time.Second // a comparison
-	maxVerified = 8 << 10          // bytes of two answers that a verifier reads
-	verifyBelow = 0.25             // how far below the similarity of answers that say the same a verifier is asked
+	maxLessons     = 256 // that wait; one at a time is studied, so that requests have the processor
+	maxLessonBytes = 32 << 20
+	lessonShare    = 4                // a tenant has one part in so many of both
+	maxSaid        = 64 << 10         // bytes of an answer that is compared; of longer ones nobody knows
+	chunkSaid      = 320              // bytes of an answer that are turned into one vector: any embedder's window holds them
+	maxChunks      = 8                // of what one answer says beside another; what follows counts by the facts in it only
+	firstChunks    = 3                // of an answer that is compared with many
+	studyFor       = 10 * time.Second // a comparison
+	maxVerified    = 8 << 10          // bytes of two answers that a verifier reads
+	verifyBelow    = 0.25             // how far below the similarity of answers that say the same a verifier is asked
 )
 
 // lesson is a question, what the cache said of it, and what the model did.
@@ -50,8 +55,82 @@ func (l *lesson) size() int64 {
 	return n
 }
 
-// study compares the model's answer with the one that was found, and tells the cache. One that calls tools has
-// in their arguments what the question said: it serves nobody else.
+// lessons wait for their turn, which the tenants have one after the other.
+type lessons struct {
+	mu     sync.Mutex
+	queues map[string]*lessonQueue
+	turns  []*lessonQueue // of those that have some
+	n      int
+	bytes  int64
+	more   chan struct{} // has one where there are some
+}
+
+type lessonQueue struct {
+	waiting []*lesson
+	bytes   int64
+}
+
+func newLessons() *lessons {
+	return &lessons{queues: map[string]*lessonQueue{}, more: make(chan struct{}, 1)}
+}
+
+// push says whether there was room for l.
+func (s *lessons) push(l *lesson) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size, tenant := l.size(), l.question.Tenant
+	q := s.queues[tenant]
+	if q == nil {
+		q = &lessonQueue{}
+	}
+	if s.n >= maxLessons || s.bytes+size > maxLessonBytes || len(q.waiting) >= maxLessons/lessonShare || q.bytes+size > maxLessonBytes/lessonShare {
+		return false
+	}
+	if len(q.waiting) == 0 {
+		s.queues[tenant], s.turns = q, append(s.turns, q)
+	}
+	q.waiting, q.bytes = append(q.waiting, l), q.bytes+size
+	s.n, s.bytes = s.n+1, s.bytes+size
+	select {
+	case s.more <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// pop waits for the next; nil when ctx ends.
+func (s *lessons) pop(ctx context.Context) *lesson {
+	for {
+		if l := s.take(); l != nil {
+			return l
+		}
+		select {
+		case <-s.more:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (s *lessons) take() *lesson {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.turns) == 0 {
+		return nil
+	}
+	q := s.turns[0]
+	l := q.waiting[0]
+	s.turns, q.waiting = s.turns[1:], q.waiting[1:]
+	s.n, s.bytes, q.bytes = s.n-1, s.bytes-l.size(), q.bytes-l.size()
+	if len(q.waiting) > 0 {
+		s.turns = append(s.turns, q)
+	} else {
+		delete(s.queues, l.question.Tenant)
+	}
+	return l
+}
+
+// study compares the model's answer with the one that was found, and tells the cache.
 func (s *similar) study(ctx context.Context, l *lesson) {
 	ctx, cancel := context.WithTimeout(ctx, studyFor)
 	defer cancel()
@@ -67,6 +146,11 @@ func (s *similar) study(ctx context.Context, l *lesson) {
 		s.compare(ctx, l, said(l.kind, l.said.Entry.Body), now, &label)
 		by = label.By
 	}
+	s.learn(ctx, l, now, &label, by)
+}
+
+// learn tells the cache. An answer that calls tools has in their arguments what the question said: it serves nobody else.
+func (s *similar) learn(ctx context.Context, l *lesson, now saying, label *semantic.Label, by string) {
 	s.met.compared.WithLabelValues(by).Inc()
 	kept := l.answer
 	if !l.keep || now.tools {
@@ -74,7 +158,7 @@ func (s *similar) study(ctx context.Context, l *lesson) {
 	} else {
 		kept.Age = time.Duration(max(s.now()-l.taught, 0))
 	}
-	s.cache.Learn(ctx, &l.question, &l.said, label, kept)
+	s.cache.Learn(ctx, &l.question, &l.said, *label, kept)
 }
 
 // vector is where an answer lies among others, by its beginning; nil where nobody needs to know, or it can't be told.
@@ -111,7 +195,7 @@ func (s *similar) compare(ctx context.Context, l *lesson, before, now saying, la
 		label.Known, label.By = true, "facts"
 		return
 	}
-	similarity, err := alike(ctx, l.study, before.text, now.text)
+	similarity, err := alike(ctx, l.study, before, now)
 	if err != nil {
 		return
 	}
@@ -167,14 +251,61 @@ func contradict(a, b string) bool {
 	return false
 }
 
-// alike is the similarity of two answers: of the sums of the vectors of their pieces.
-func alike(ctx context.Context, e embed.Embedder, a, b string) (float64, error) {
-	x, y := chunks(a), chunks(b)
-	vectors, err := e.Embed(ctx, append(x, y...))
+// alike is the similarity of two answers that are not equal: of what they do not have in common, for a sentence among many
+// that both have moves the vector of the whole by nothing. It is of the sums of the vectors of the pieces. Where one
+// has all that the other has, what it has beside that is held against all of the other.
+func alike(ctx context.Context, e embed.Embedder, a, b saying) (float64, error) {
+	x, y := sentences(a.raw), sentences(b.raw)
+	x, y = without(x, y), without(y, x)
+	switch {
+	case len(x) == 0 && len(y) == 0:
+		return 1, nil // the same, in another order or number
+	case len(x) == 0:
+		x = []string{a.text}
+	case len(y) == 0:
+		y = []string{b.text}
+	}
+	one, other := chunks(strings.Join(x, " ")), chunks(strings.Join(y, " "))
+	vectors, err := e.Embed(ctx, slices.Concat(one, other))
 	if err != nil {
 		return 0, err
 	}
-	return cosine(sum(vectors[:len(x)]), sum(vectors[len(x):])), nil
+	return cosine(sum(vectors[:len(one)]), sum(vectors[len(one):])), nil
+}
+
+// sentences are those of a text, and its lines, in small letters, with single blanks, and without what stands around words.
+func sentences(text string) (out []string) {
+	for line := range strings.Lines(text) {
+		for len(line) > 0 {
+			end := len(line)
+			for i := 0; i+1 < len(line); i++ {
+				if strings.IndexByte(".!?", line[i]) >= 0 && line[i+1] == ' ' {
+					end = i + 1
+					break
+				}
+			}
+			s := strings.ToLower(strings.Join(strings.Fields(line[:end]), " "))
+			if s = strings.Trim(s, " .!?*-•#>`\""); s != "" {
+				out = append(out, s)
+			}
+			line = line[end:]
+		}
+	}
+	return out
+}
+
+// without is what is in a and not in b.
+func without(a, b []string) (out []string) {
+	has := make(map[string]bool, len(b))
+	for _, s := range b {
+		has[s] = true
+	}
+	for _, s := range a {
+		if !has[s] {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 // chunks cuts a text at blanks.

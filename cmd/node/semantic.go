@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,9 +21,7 @@ import (
 const (
 	defaultSemanticBytes = 128 << 20
 	minSemanticBytes     = 1 << 20
-	maxQuestion          = 8 << 10 // bytes of one that is compared with others
-	maxLessons           = 256     // answers of models that wait to be compared; one is at a time, so that requests have the processor
-	maxLessonBytes       = 32 << 20
+	maxQuestion          = 1 << 10 // bytes of one that is compared with others; the vector of a longer one says little of what it asks
 	maxLesson            = 1 << 20 // bytes of an answer that serves other words
 )
 
@@ -35,8 +32,7 @@ type similar struct {
 	verify    func(ctx context.Context, m *proxy.Model, what, one, other string) (same bool, err error)
 	stamp     func() uint64
 	now       func() int64 // nanoseconds
-	lessons   chan *lesson
-	waiting   atomic.Int64 // bytes of them
+	lessons   *lessons
 	met       *similarMetrics
 }
 
@@ -51,7 +47,7 @@ func (n *Node) openSemantic() error {
 	}
 	n.similar = &similar{
 		cache: kept, embedders: newEmbedders(n.post, n.log), verify: verifier{n.post}.same, stamp: func() uint64 { return n.caches().Stamp() }, now: n.ticks,
-		lessons: make(chan *lesson, maxLessons), met: newSimilarMetrics(n.registry),
+		lessons: newLessons(), met: newSimilarMetrics(n.registry),
 	}
 	return nil
 }
@@ -101,13 +97,11 @@ func (s *similar) run(ctx context.Context) {
 	workers.Go(func() { s.cache.Run(ctx) })
 	defer workers.Wait()
 	for {
-		select {
-		case l := <-s.lessons:
-			s.waiting.Add(-l.size())
-			s.study(ctx, l)
-		case <-ctx.Done():
+		l := s.lessons.pop(ctx)
+		if l == nil {
 			return
 		}
+		s.study(ctx, l)
 	}
 }
 
@@ -123,14 +117,12 @@ func (s *similar) Ask(ctx context.Context, q *proxy.SemanticQuestion) proxy.Sema
 		return proxy.SemanticTurn{Outcome: outcome}
 	}
 	l.said = s.cache.Ask(ctx, &l.question)
+	s.verifyClose(ctx, l)
 	a := &l.said
-	outcome = a.Action.String()
-	switch {
-	case a.Shadow && a.Action != threshold.Miss:
+	if outcome = a.Action.String(); a.Shadow && a.Action != threshold.Miss {
 		outcome = "shadow"
-	case a.Action == threshold.Serve && !s.verified(ctx, l):
-		outcome = "explore" // and learnt from as what would have been served
-	case a.Action == threshold.Serve:
+	}
+	if a.Action == threshold.Serve {
 		return proxy.SemanticTurn{Outcome: "hit", Hit: &proxy.Cached{
 			ContentType: a.Entry.ContentType, Body: a.Entry.Body, Tags: a.Entry.Tags, Input: a.Entry.Input, CachedInput: a.Entry.CachedInput, Output: a.Entry.Output,
 			Age: a.Age, Via: a.EntryID, Similarity: min(max(a.Similarity, 0), 1), Stamp: a.Entry.Stamp,
@@ -139,10 +131,10 @@ func (s *similar) Ask(ctx context.Context, q *proxy.SemanticQuestion) proxy.Sema
 	return proxy.SemanticTurn{Outcome: outcome, Learn: func(e *proxy.CacheEntry, keep bool) { s.teach(l, e, keep) }}
 }
 
-// verified says whether a close thing may be served: where the surface has a verifier, that says so.
-func (s *similar) verified(ctx context.Context, l *lesson) bool {
-	if !l.said.Borderline || l.rules.Verifier == nil {
-		return true
+// verifyClose has a verifier, where the surface has one, look at a close thing before it is served.
+func (s *similar) verifyClose(ctx context.Context, l *lesson) {
+	if a := &l.said; a.Action != threshold.Serve || !a.Borderline || l.rules.Verifier == nil {
+		return
 	}
 	same, err := s.verify(ctx, l.rules.Verifier, questions, l.question.Text, l.said.CachedText)
 	verdict := "another"
@@ -153,7 +145,7 @@ func (s *similar) verified(ctx context.Context, l *lesson) bool {
 		verdict = "same"
 	}
 	s.met.verified.WithLabelValues(verdict).Inc()
-	return same
+	s.cache.Verified(&l.question, &l.said, same)
 }
 
 // lesson is what q asks the cache; nil where it asks nothing, and why. The ledger is read before the
@@ -181,7 +173,7 @@ func (s *similar) lesson(ctx context.Context, q *proxy.SemanticQuestion) (*lesso
 		rules: sem, study: e.answers(), kind: q.Kind, stamp: s.stamp(),
 		question: semantic.Question{
 			Partition: part, Tenant: q.Context.Tenant, Surface: q.Surface.Name, Embedder: version, Text: text, Vector: vectors[0],
-			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request,
+			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request, Verify: sem.Verifier != nil,
 		},
 	}, ""
 }
@@ -200,21 +192,19 @@ func policyOf(s *proxy.SemanticCache) threshold.Policy {
 	return p
 }
 
-// teach has the model's answer compared, later, with the one that was found. It does not block.
+// teach has the model's answer compared, later, with the one that was found. It does not block. What can't wait, since
+// too much of its tenant's does, is not compared, and kept all the same.
 func (s *similar) teach(l *lesson, e *proxy.CacheEntry, keep bool) {
 	l.answer, l.keep, l.taught = answer(e), keep, s.now()
 	l.answer.Stamp, l.answer.Life = l.stamp, cache.Life{TTL: l.rules.TTL, MaxTTL: l.rules.TTL}
-	if n := l.size(); len(e.Body) <= maxLesson && s.waiting.Add(n) <= maxLessonBytes {
-		select {
-		case s.lessons <- l:
-			return
-		default:
-		}
-		s.waiting.Add(-n)
-	} else if len(e.Body) <= maxLesson {
-		s.waiting.Add(-n)
+	switch {
+	case len(e.Body) > maxLesson:
+		s.met.compared.WithLabelValues("dropped").Inc()
+	case l.rules.Mode == "static" && l.said.Entry == nil: // there is nothing to be compared
+		s.learn(context.Background(), l, said(l.kind, l.answer.Body), &semantic.Label{Answers: l.rules.Answers}, "none")
+	case !s.lessons.push(l):
+		s.learn(context.Background(), l, said(l.kind, l.answer.Body), &semantic.Label{Answers: l.rules.Answers}, "dropped")
 	}
-	s.met.compared.WithLabelValues("dropped").Inc()
 }
 
 // similarMetrics are of what this room does; the cache counts what it decides.

@@ -9,12 +9,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"headgate/cache"
 	"headgate/cache/embed/embedtest"
@@ -268,24 +267,89 @@ func TestAnswersAgeWhileTheyWait(t *testing.T) {
 	}
 }
 
-// TestLessonsAreBounded by their number and by their bytes, and what is too large is none.
+// TestLessonsAreBounded by their number and by their bytes, of all and of each tenant, and taken from one tenant after the other.
 func TestLessonsAreBounded(t *testing.T) {
-	s := &similar{lessons: make(chan *lesson, 2), now: func() int64 { return 0 }, met: newSimilarMetrics(prometheus.NewRegistry())}
-	teach := func(size int) {
-		s.teach(&lesson{rules: &proxy.SemanticCache{}}, &proxy.CacheEntry{Body: make([]byte, size)}, true)
+	s := newLessons()
+	push := func(tenant string, size int) bool {
+		return s.push(&lesson{question: semantic.Question{Tenant: tenant}, answer: &cache.Entry{Body: make([]byte, size)}})
 	}
-	for _, size := range []int{maxLesson + 1, 10, 20, 30} {
-		teach(size)
+	n := 0
+	for push("flood", 1000) {
+		n++
 	}
-	if len(s.lessons) != 2 || s.waiting.Load() != 30 {
-		t.Errorf("%d lessons of %d bytes", len(s.lessons), s.waiting.Load())
+	if n != maxLessons/lessonShare {
+		t.Errorf("a tenant has room for %d", n)
 	}
-	s.lessons = make(chan *lesson, 100)
-	for range 50 {
-		teach(maxLesson)
+	for range 3 {
+		if !push("calm", 10) {
+			t.Fatal("another has none")
+		}
 	}
-	if n := len(s.lessons); n >= maxLessonBytes/maxLesson+1 || n < maxLessonBytes/maxLesson-1 {
-		t.Errorf("%d lessons of a mebibyte", n)
+	if push("large", maxLessonBytes/lessonShare+1) || !push("large", maxLessonBytes/lessonShare) || push("large", 1) {
+		t.Error("bytes are not bounded")
+	}
+	var order []string
+	for range 8 {
+		order = append(order, s.take().question.Tenant)
+	}
+	if want := []string{"flood", "calm", "large", "flood", "calm", "flood", "calm", "flood"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+	for s.take() != nil {
+		n--
+	}
+	if n != 4 || s.n != 0 || s.bytes != 0 || len(s.queues) != 0 || len(s.turns) != 0 {
+		t.Errorf("%d, %+v", n, s)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	got := make(chan *lesson)
+	go func() { got <- s.pop(ctx); got <- s.pop(ctx) }()
+	push("calm", 1)
+	if l := <-got; l == nil {
+		t.Error("nothing came")
+	}
+	stop()
+	if l := <-got; l != nil {
+		t.Error("something came")
+	}
+}
+
+// TestWhatIsNotComparedIsKept: an answer that nothing is beside needs no turn, and where there is no turn it is kept without.
+func TestWhatIsNotComparedIsKept(t *testing.T) {
+	d := newHelpDesk(t, "1h")
+	d.n.similar.lessons = newLessons() // which nobody takes from
+	for i := range maxLessons {
+		d.n.similar.lessons.push(&lesson{question: semantic.Question{Tenant: fmt.Sprint(i % (2 * lessonShare))}, answer: &cache.Entry{}})
+	}
+	d.ask("How do I reset my password?")
+	d.learned(1)
+	s := d.n.similar
+	q := proxy.SemanticQuestion{Context: &proxy.CacheContext{Tenant: "dev", Surface: "help", Path: "/v1/chat/completions", Body: []byte(`{"messages":[{"role":"user","content":"Where is my order?"}]}`)}, Kind: openai.Chat, Surface: &proxy.Surface{Name: "help", Semantic: &proxy.SemanticCache{Mode: "learned", ErrorBound: .01, HitErrorBound: .02, Audit: .05, TTL: time.Minute, Answers: .9}}}
+	l, _ := s.lesson(t.Context(), &q)
+	l.said = s.cache.Ask(t.Context(), &l.question)
+	s.teach(l, &proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: []byte(chatSays("On its way."))}, true)
+	d.learned(2)
+}
+
+// TestAlike: what two answers have in common does not make them say the same.
+func TestAlike(t *testing.T) {
+	polite := strings.Repeat("Thank you for asking about this, we are glad to help you today. ", 10)
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{
+		{"You want the amber form.", "You want the orchid form.", false},
+		{polite + "You want the amber form. " + polite, polite + "You want the orchid form. " + polite, false},
+		{polite + "You want the amber form.", polite + "You want the amber form. Shipping takes three weeks.", false},
+		{polite + "You want the amber form.", "You want the amber form. " + polite, true},
+		{"1. Open settings\n2. Choose reset", "* open settings.\n* choose reset", false}, // the numbers are words of it
+		{"- Open settings\n- Choose reset", "* open settings.\n* choose reset", true},
+	} {
+		e := new(embedtest.Words)
+		got, err := alike(t.Context(), e, said(openai.Chat, []byte(chatSays(c.a))), said(openai.Chat, []byte(chatSays(c.b))))
+		if err != nil || (got >= 0.92) != c.same {
+			t.Errorf("%q and %q: %v, %v", c.a, c.b, got, err)
+		}
 	}
 }
 

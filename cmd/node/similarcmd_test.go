@@ -90,7 +90,7 @@ func TestWhoIsCompared(t *testing.T) {
 		"an embedding":   {body("help", "/v1/embeddings", `{"model":"m","input":"hi"}`), "answers of this route", admin.CacheCompared{Mode: "static", Threshold: 0.85}},
 		"nobody asks":    {body("help", admin.DefaultCachePath, `{"model":"m","temperature":0,"messages":[{"role":"system","content":"hi"}]}`), "no text of a user", admin.CacheCompared{Mode: "static", Threshold: 0.85}},
 		"blanks":         {questionAt("help", " \n "), "no text of a user", admin.CacheCompared{Mode: "static", Threshold: 0.85}},
-		"too long":       {questionAt("help", strings.Repeat("word ", maxQuestion/5+1)), "8192 at most are compared", admin.CacheCompared{Mode: "static", Threshold: 0.85}},
+		"too long":       {questionAt("help", strings.Repeat("word ", maxQuestion/5+2)), fmt.Sprint(maxQuestion, " at most are compared"), admin.CacheCompared{Mode: "static", Threshold: 0.85}},
 		"embedder fails": {questionAt("elsewhere", text), "the embedder fails", admin.CacheCompared{Mode: "shadow"}},
 	} {
 		e := d.explain(c.q)
