@@ -22,10 +22,10 @@ import (
 // The tests of questions in other words as a whole cluster answers them: four processes with the built-in embedder
 // before a model server that counts how often it was asked what.
 
-// mumbler answers /v1/embeddings with what is none.
+// mumbler answers /v1/embeddings with what is none, or for the model hangs not at all.
 type mumbler struct {
-	url   string
-	asked atomic.Int64
+	url          string
+	asked, hangs atomic.Int64
 }
 
 func newMumbler(t *testing.T) *mumbler {
@@ -35,6 +35,11 @@ func newMumbler(t *testing.T) *mumbler {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Method != http.MethodPost {
 			_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"mumbler"}]}`)
+			return
+		}
+		if in, err := io.ReadAll(r.Body); err != nil || strings.Contains(string(in), `"hangs"`) {
+			m.hangs.Add(1)
+			<-r.Context().Done()
 			return
 		}
 		says := []string{`{`, `{"data":[]}`, `{"data":[{"index":0,"embedding":[]}]}`, `{"data":[{"index":0,"embedding":[0,0,0]}]}`, `{"data":[{"index":7,"embedding":[1,2]}]}`, `[1,2]`, ``}
@@ -51,12 +56,14 @@ models:
   - {name: m, backends: [b]}
   - {name: dead, version: "1", backends: [gone]}
   - {name: garbage, version: "1", backends: [mumbler]}
+  - {name: hangs, version: "1", backends: [mumbler]}
 surfaces:
   - {name: faq, share: tenant, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.8, audit: 0.000001, error_bound: 0.2, hit_error_bound: 0.5}}
   - {name: own, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.8, audit: 0.000001}}
   - {name: shade, share: tenant, exact: {ttl: 1h}, semantic: {}}
   - {name: deaf, share: tenant, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.8, embedder: dead}}
   - {name: mumbles, share: tenant, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.8, embedder: garbage}}
+  - {name: waits, share: tenant, exact: {ttl: 1h}, semantic: {mode: static, threshold: 0.8, embedder: hangs}}
 plans:
   - name: p
     limits: [{name: requests, scope: key, unit: requests, rate: 1000000000/min, unavailable: allow}]
@@ -264,12 +271,12 @@ func (q *quiz) inTheShadow() {
 	}
 }
 
-// badEmbedders: one that is not there and one that says nonsense cost nobody an answer, and are left alone after a while.
+// badEmbedders: one that is not there, one that says nonsense and one that says nothing cost nobody an answer, and are left alone after a while.
 func (q *quiz) badEmbedders(mumbler *mumbler) {
 	q.t.Helper()
 	const asks = 60
 	m := q.members[2]
-	for _, surface := range []string{"deaf", "mumbles"} {
+	for _, surface := range []string{"deaf", "mumbles", "waits"} {
 		failed := func() float64 {
 			return total(q.t, m, "headgate_cache_requests_total", `outcome="failed",tier="semantic"`)
 		}
@@ -285,6 +292,9 @@ func (q *quiz) badEmbedders(mumbler *mumbler) {
 	}
 	if n := mumbler.asked.Load(); n == 0 || n > asks/2 {
 		q.t.Errorf("a model that says nonsense was asked %d times by %d requests", n, asks)
+	}
+	if n := mumbler.hangs.Load(); n == 0 || n > asks/2 {
+		q.t.Errorf("a model that says nothing was asked %d times by %d requests", n, asks)
 	}
 }
 
