@@ -18,6 +18,8 @@ const (
 // may be shared by any number of goroutines.
 type Facts struct {
 	text     *Text
+	content  []uint32 // of each token what it counts as, 0 for nothing
+	units    []value  // of each token, group 0 for none
 	segments []segment
 	figures  []figure
 	blocks   []block
@@ -56,6 +58,7 @@ func ParseFacts(s string) *Facts {
 	t.look(x)
 	t.spelled()
 	f.text = t
+	f.weigh(x)
 	f.split(x)
 	f.measure(x)
 	f.open()

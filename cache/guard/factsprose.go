@@ -151,6 +151,10 @@ func marker(word string) (int, bool) {
 // between words become words of their own.
 func unmark(b *strings.Builder, word string) {
 	word = strings.Trim(word, "_~")
+	if strings.IndexFunc(word, func(r rune) bool { return r >= 0x80 || r == '*' || r == '`' || r == '|' }) < 0 {
+		b.WriteString(word)
+		return
+	}
 	prev := rune(0)
 	for i, r := range word {
 		switch {

@@ -118,7 +118,7 @@ func (f *Facts) otherSentence(g *Facts) Kind {
 	var buf []uint16
 	for i := range f.segments {
 		s := &f.segments[i]
-		if len(s.ids) == 0 || g.said[s.stated] {
+		if len(s.ids) == 0 || s.polite || g.said[s.stated] {
 			continue
 		}
 		var j int
@@ -337,15 +337,15 @@ func (f *Facts) onlyNames(s *segment, g *Facts, n int) bool {
 	return n == 0
 }
 
-// facing finds the pole of u that excludes p, where neither sentence has both.
-func (u *segment) facing(p pole, s *segment) (pole, bool) {
+// facing finds the pole of s that excludes p of the other, where neither sentence has both.
+func (s *segment) facing(p pole, of *segment) (pole, bool) {
 	var out pole
 	found := false
-	for _, q := range u.poles {
+	for _, q := range s.poles {
 		if q.group != p.group {
 			continue
 		}
-		if q.val == p.val || s.stands(q) {
+		if q.val == p.val || of.stands(q) {
 			return pole{}, false
 		}
 		out, found = q, true

@@ -19,6 +19,7 @@ type segment struct {
 	stated       uint32 // skeleton, with poles and denials
 	figures      [2]uint16
 	negations    uint8
+	polite       bool   // a wish: states nothing
 	turns, takes uint32 // sums of the words that bound what is said, and of those that take something out
 }
 
@@ -91,6 +92,9 @@ func (t *token) side(x *lexicon) uint32 {
 // root cuts a word down to what its forms have in common, roughly.
 func root(l lang, w string) string {
 	if l == english {
+		if len(w) < 5 {
+			return w
+		}
 		for _, end := range [...]string{"ations", "ation", "ments", "ment", "ances", "ance", "ions", "ion", "ing", "ers", "er", "able", "ly", "al", "ed", "e"} {
 			if rest, ok := strings.CutSuffix(w, end); ok && len(rest) >= 4 {
 				return rest
@@ -155,6 +159,14 @@ func excludes(w string) bool {
 	return false
 }
 
+// weigh settles what every token counts as, and which are units.
+func (f *Facts) weigh(x *lexicon) {
+	f.content, f.units = make([]uint32, len(f.text.tokens)), make([]value, len(f.text.tokens))
+	for i := range f.text.tokens {
+		f.content[i], f.units[i] = f.text.content(x, i), f.text.unit(x, i)
+	}
+}
+
 // split parts the tokens into sentences.
 func (f *Facts) split(x *lexicon) {
 	t := f.text
@@ -164,15 +176,17 @@ func (f *Facts) split(x *lexicon) {
 			continue
 		}
 		if i > from && len(f.segments) < 1<<15 {
-			f.segments = append(f.segments, t.segment(x, from, i))
+			f.segments = append(f.segments, f.segment(x, from, i))
 		}
 		from = i
 	}
 }
 
 // segment reads the sentence of these tokens.
-func (t *Text) segment(x *lexicon, from, to int) segment {
+func (f *Facts) segment(x *lexicon, from, to int) segment {
+	t := f.text
 	s := segment{from: uint16(from), to: uint16(to), skeleton: hash("", 's')}
+	s.polite = t.polite(from, to)
 	reach, first := 0, false
 	condition := false
 	for i := from; i < to; i++ {
@@ -193,14 +207,14 @@ func (t *Text) segment(x *lexicon, from, to int) segment {
 			reach, first = 4, true
 			continue
 		}
-		id := t.content(x, i)
+		id := f.content[i]
 		if tok.lex != nil {
 			s.pole(x, t, i, reach > 0)
 		}
 		if id == 0 || len(s.ids) >= maxSegment {
 			continue
 		}
-		if unit, ok := t.unit(x, i); ok && i > 0 && t.tokens[i-1].flags&tNumber != 0 && unit.group > 0 {
+		if f.units[i].group > 0 && i > 0 && t.tokens[i-1].flags&tNumber != 0 {
 			continue
 		}
 		s.skeleton = (s.skeleton ^ id) * 16777619
@@ -224,6 +238,18 @@ func (t *Text) segment(x *lexicon, from, to int) segment {
 	}
 	s.ids, s.denied, s.affirmed, s.names = sorted(s.ids), sorted(s.denied), sorted(s.affirmed), sorted(s.names)
 	return s
+}
+
+// polite reports whether a sentence only wishes something: "have a great day".
+func (t *Text) polite(from, to int) bool {
+	if to-from > 5 || t.tokens[from].word != "have" && t.tokens[from].word != "enjoy" {
+		return false
+	}
+	switch t.tokens[to-1].word {
+	case "day", "weekend", "evening", "week", "trip", "stay", "one":
+		return true
+	}
+	return false
 }
 
 // names reports whether token i is a name: capitalised within a sentence, an identifier, or

@@ -30,15 +30,64 @@ func (x *lexicon) measures() {
 		unit string
 		size float64
 	}{
-		{"millimetre", .001}, {"centimetre", .01}, {"metre", 1}, {"kilometre", 1000}, {"inch", .0254}, {"foot", .3048}, {"yard", .9144}, {"mile", 1609.344},
-		{"milligram", .001}, {"gram", 1}, {"kilogram", 1000}, {"tonne", 1e6}, {"ounce", 28.3495}, {"lb", 453.592}, {"microgram", 1e-6},
-		{"millilitre", .001}, {"centilitre", .01}, {"litre", 1}, {"gallon", 3.78541}, {"pint", .473176}, {"quart", .946353},
-		{"nanosecond", 1e-9}, {"microsecond", 1e-6}, {"millisecond", .001}, {"second", 1}, {"minute", 60}, {"hour", 3600}, {"day", 86400},
-		{"week", 7 * 86400}, {"fortnight", 14 * 86400}, {"month", 30.4375 * 86400}, {"year", 365.25 * 86400}, {"decade", 3652.5 * 86400}, {"century", 36525 * 86400},
-		{"byte", 1}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"tb", 1e12}, {"pb", 1e15},
-		{"mph", 1.609344}, {"kmh", 1}, {"watt", 1}, {"kilowatt", 1e3}, {"megawatt", 1e6}, {"hertz", 1}, {"khz", 1e3}, {"mhz", 1e6}, {"ghz", 1e9},
-		{"kbps", 1e3}, {"mbps", 1e6}, {"gbps", 1e9}, {"sqm", 1}, {"hectare", 1e4}, {"acre", 4046.86}, {"square_foot", .092903},
-		{"calorie", 1}, {"kilojoule", .239},
+		{"millimetre", .001},
+		{"centimetre", .01},
+		{"metre", 1},
+		{"kilometre", 1000},
+		{"inch", .0254},
+		{"foot", .3048},
+		{"yard", .9144},
+		{"mile", 1609.344},
+		{"milligram", .001},
+		{"gram", 1},
+		{"kilogram", 1000},
+		{"tonne", 1e6},
+		{"ounce", 28.3495},
+		{"lb", 453.592},
+		{"microgram", 1e-6},
+		{"millilitre", .001},
+		{"centilitre", .01},
+		{"litre", 1},
+		{"gallon", 3.78541},
+		{"pint", .473176},
+		{"quart", .946353},
+		{"nanosecond", 1e-9},
+		{"microsecond", 1e-6},
+		{"millisecond", .001},
+		{"second", 1},
+		{"minute", 60},
+		{"hour", 3600},
+		{"day", 86400},
+		{"week", 7 * 86400},
+		{"fortnight", 14 * 86400},
+		{"month", 30.4375 * 86400},
+		{"year", 365.25 * 86400},
+		{"decade", 3652.5 * 86400},
+		{"century", 36525 * 86400},
+		{"byte", 1},
+		{"kb", 1e3},
+		{"mb", 1e6},
+		{"gb", 1e9},
+		{"tb", 1e12},
+		{"pb", 1e15},
+		{"mph", 1.609344},
+		{"kmh", 1},
+		{"watt", 1},
+		{"kilowatt", 1e3},
+		{"megawatt", 1e6},
+		{"hertz", 1},
+		{"khz", 1e3},
+		{"mhz", 1e6},
+		{"ghz", 1e9},
+		{"kbps", 1e3},
+		{"mbps", 1e6},
+		{"gbps", 1e9},
+		{"sqm", 1},
+		{"hectare", 1e4},
+		{"acre", 4046.86},
+		{"square_foot", .092903},
+		{"calorie", 1},
+		{"kilojoule", .239},
 	} {
 		if lx := x.words[english][m.unit]; lx != nil {
 			for _, v := range lx.vals {
@@ -51,7 +100,7 @@ func (x *lexicon) measures() {
 }
 
 // unit reads token i as a unit or currency. Its group is 0 where it is none.
-func (t *Text) unit(x *lexicon, i int) (value, bool) {
+func (t *Text) unit(x *lexicon, i int) value {
 	tok := &t.tokens[i]
 	lx := tok.lex
 	if name := unitAbroad(tok.word); name != "" {
@@ -61,14 +110,14 @@ func (t *Text) unit(x *lexicon, i int) (value, bool) {
 		lx = x.words[english][tok.word] // "20 %"
 	}
 	if lx == nil {
-		return value{}, false
+		return value{}
 	}
 	for _, v := range lx.vals {
 		if x.groups[v.group].kind == KindUnit {
-			return value{group: v.group, val: v.val}, true
+			return value{group: v.group, val: v.val}
 		}
 	}
-	return value{}, false
+	return value{}
 }
 
 // unitAbroad is the English name of a unit in another language, or in short.
@@ -159,7 +208,7 @@ func (f *Facts) figure(x *lexicon, seg, j int) int {
 		return f.date(fig, j, month)
 	}
 	if tok.flags&tNumber == 0 {
-		if unit, ok := t.unit(x, j); ok && j > 0 && x.sizes[unit] >= 1 {
+		if unit := f.units[j]; unit.group > 0 && j > 0 && x.sizes[unit] >= 1 {
 			if w := t.tokens[j-1].word; w == "a" || w == "an" || w == "one" || w == "ein" || w == "eine" || w == "einem" || w == "einer" || w == "une" || w == "un" || w == "una" {
 				fig.num, fig.unit, fig.soft = 1, unit, w != "one"
 				f.add(x, fig)
@@ -241,7 +290,7 @@ func (f *Facts) counted(x *lexicon, fig *figure, j int) int {
 		case w == "business" || w == "working" || w == "calendar" || w == "full" || w == "consecutive" || w == "more" || w == "additional" || w == "extra" ||
 			w == "us" || w == "square" || w == "short" || w == "whole" || w == "个" || w == "個":
 		default:
-			if unit, ok := t.unit(x, next); ok && (t.tokens[next].flags&tStart == 0 || t.tokens[next].flags&tJoined != 0) {
+			if unit := f.units[next]; unit.group > 0 && (t.tokens[next].flags&tStart == 0 || t.tokens[next].flags&tJoined != 0) {
 				fig.unit = unit
 				return next
 			}
@@ -263,7 +312,7 @@ func (f *Facts) beside(x *lexicon, fig *figure, j, end int) {
 	t := f.text
 	from, to := int(f.segments[fig.segment].from), int(f.segments[fig.segment].to)
 	if j > from {
-		if unit, ok := t.unit(x, j-1); ok && t.tokens[j-1].flags&tNumber == 0 && (j-1 == from || t.tokens[j-2].flags&tNumber == 0) && x.sizes[unit] == 0 {
+		if unit := f.units[j-1]; unit.group > 0 && t.tokens[j-1].flags&tNumber == 0 && (j-1 == from || t.tokens[j-2].flags&tNumber == 0) && x.sizes[unit] == 0 {
 			fig.unit = unit
 			return
 		}
@@ -299,6 +348,8 @@ func (t *Text) dated(j int) bool {
 	switch prev.word {
 	case "in", "since", "year", "from", "until", "till", "by", "of", "before", "after", "to", "and", "im", "seit", "jahr", "von", "bis", "en", "depuis", "desde", "de", "nel", "dal", "em", "sinds":
 		return true
+	case "around", "about", "circa", "ca":
+		return j+1 == len(t.tokens) || t.tokens[j+1].flags&tStart != 0
 	}
 	return prev.flags&tNumber != 0 || t.tokens[j].flags&tStart != 0 || t.monthAt(loaded(), j-1) > 0
 }
@@ -334,18 +385,16 @@ func (f *Facts) add(x *lexicon, fig figure) {
 	}
 	s := &f.segments[fig.segment]
 	const window = 10
+	fig.near = make([]uint32, 0, 2*window)
 	from, to := max(int(s.from), int(fig.tok)-window), min(int(s.to), int(fig.tok)+window+2)
 	for k := from; k < to; k++ {
-		if id := f.text.content(x, k); id != 0 {
-			if _, ok := f.text.unit(x, k); !ok {
-				fig.near = append(fig.near, id)
-			}
+		if id := f.content[k]; id != 0 && f.units[k].group == 0 {
+			fig.near = append(fig.near, id)
 		}
 	}
 	if len(fig.near) < 2 && fig.segment > 0 {
-		for _, id := range f.segments[fig.segment-1].ids[:min(len(f.segments[fig.segment-1].ids), 6)] {
-			fig.near = append(fig.near, id)
-		}
+		before := f.segments[fig.segment-1].ids
+		fig.near = append(fig.near, before[:min(len(before), 6)]...)
 	}
 	fig.near = sorted(fig.near)
 	f.figures = append(f.figures, fig)
@@ -367,7 +416,11 @@ func (a *figure) same(b *figure) (bool, Kind) {
 	if a.kind == KindDate || a.unit.group == 0 && a.num < 100 {
 		rough = 0
 	}
-	if a.rough || b.rough {
+	switch {
+	case !a.rough && !b.rough:
+	case a.kind == KindDate:
+		rough = .003 // five years or so
+	default:
 		rough = .05
 	}
 	if a.unit != b.unit {

@@ -75,7 +75,7 @@ func Parse(s string) *Text {
 // one form and drops those that nobody sees. ASCII passes as it is.
 func fold(s string) string {
 	i := 0
-	for i < len(s) && s[i] < utf8.RuneSelf && s[i] != '\'' {
+	for i < len(s) && s[i] < utf8.RuneSelf {
 		i++
 	}
 	if i == len(s) {
