@@ -28,6 +28,7 @@ type SemanticQuestion struct {
 	Kind    openai.Kind   // of the answer
 	Least   float64       // similarity below which its client wants no answer of another question's
 	Tags    []string      // that the answer must have
+	Only    bool          // the model will not be asked, whatever is said
 	Request string        // its id, for logs
 }
 
@@ -90,7 +91,7 @@ func (x *exchange) similar(metered bool) (served bool) {
 	if _, err := x.p.cfg.Cache.Key(&cc); err != nil { // it fills in the generations
 		return false
 	}
-	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Kind: x.route.kind, Least: least, Tags: c.tags, Request: x.id})
+	t := x.p.cfg.Semantic.Ask(ctx, &SemanticQuestion{Context: &cc, Surface: c.surface, Kind: x.route.kind, Least: least, Tags: c.tags, Only: c.mode == cacheOnly, Request: x.id})
 	c.waited += time.Since(began)
 	if t.Hit == nil {
 		c.learn = t.Learn

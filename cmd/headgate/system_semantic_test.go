@@ -344,7 +344,7 @@ func (q *quiz) killedInLookups(victim *member) {
 	q.teach(rest[1], inPart(part, "Where can I see my invoices?"), inPart(part, "Where can I find my invoices?"), rest...)
 }
 
-// movesKeepHits: a node that comes gets its places with what is in them.
+// movesKeepHits: a node that comes gets its places with what is in them, and one that leaves in order leaves them to others.
 func (q *quiz) movesKeepHits(m *member) {
 	q.t.Helper()
 	rest := q.others(m)
@@ -377,5 +377,13 @@ func (q *quiz) movesKeepHits(m *member) {
 	q.t.Logf("%d of %d places moved to %s, hits everywhere %s after the view", came, places, m.name, seconds(time.Since(began)))
 	if came == 0 {
 		q.t.Errorf("nothing moved to %s", m.name)
+	}
+	began = time.Now()
+	m.end(syscall.SIGTERM)
+	q.awaitView(rest...)
+	kept("after it left", rest)
+	q.t.Logf("hits everywhere %s after it was told to leave", seconds(time.Since(began)))
+	if n := owned(); n != 0 {
+		q.t.Errorf("%d places are still those of %s, which left", n, m.name)
 	}
 }

@@ -239,16 +239,8 @@ func said(kind openai.Kind, body []byte) (s saying) {
 
 // contradict says whether what two answers state as facts differs, whatever their wording.
 func contradict(a, b string) bool {
-	if _, yes := guard.ParseFacts(a).Contradicts(guard.ParseFacts(b)); yes {
-		return true
-	}
-	for _, r := range guard.Parse(a).Compare(guard.Parse(b)).Refused {
-		switch r.Kind {
-		case guard.KindNumber, guard.KindUnit, guard.KindDate, guard.KindNegation:
-			return true
-		}
-	}
-	return false
+	_, yes := guard.ParseFacts(a).Contradicts(guard.ParseFacts(b))
+	return yes
 }
 
 // alike is the similarity of two answers that are not equal: of what they do not have in common, for a sentence among many

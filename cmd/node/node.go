@@ -49,6 +49,7 @@ const (
 	cutGrace    = 2 * time.Second  // after the drain, for the errors that end what is left
 	settleGrace = 10 * time.Second // after the drain, for handlers on their way out
 	moneyGrace  = 2 * time.Second  // after that, to tell the ledger what was spent
+	handGrace   = 3 * time.Second  // after that, to hand over what serves questions in other words
 	giveGrace   = time.Second      // after that, to return leases
 	leaveGrace  = 10 * time.Second // in all, to leave the cluster, to hand over and to write what is kept
 )
@@ -472,6 +473,11 @@ func (n *Node) leave(ctx context.Context) error {
 	n.cluster.Leave(ctx)
 	if err := n.limits.HandOver(ctx); err != nil {
 		n.log.Warn("not all buckets were handed over: their next owner starts them empty", "error", err)
+	}
+	hand, done := context.WithTimeout(ctx, handGrace)
+	defer done()
+	if left := n.similar.cache.HandOver(hand); left > 0 {
+		n.log.Info("not all answers to questions in other words were handed over: their next owners learn them anew", "partitions", left)
 	}
 	n.retired.Store(true) // what is saved is granted no more
 	return n.saveLevels()

@@ -173,7 +173,7 @@ func (s *similar) lesson(ctx context.Context, q *proxy.SemanticQuestion) (*lesso
 		rules: sem, study: e.answers(), kind: q.Kind, stamp: s.stamp(),
 		question: semantic.Question{
 			Partition: part, Tenant: q.Context.Tenant, Surface: q.Surface.Name, Embedder: version, Text: text, Vector: vectors[0],
-			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request, Verify: sem.Verifier != nil,
+			Policy: policyOf(sem), Least: q.Least, Tags: q.Tags, Request: q.Request, Verify: sem.Verifier != nil, Only: q.Only,
 		},
 	}, ""
 }

@@ -27,7 +27,7 @@ import (
 // no texts apart and the guards have nothing to object to, so that all that keeps two questions apart is what
 // is meant to.
 
-// blurred is such an embedder: two texts have a similarity of .99.
+// blurred is such an embedder: two texts have a similarity of .97.
 type blurred struct{ version string }
 
 func (a blurred) Version() string { return "blurred " + a.version }
@@ -39,7 +39,7 @@ func (a blurred) Embed(ctx context.Context, texts []string) ([][]float32, error)
 		h := fnv.New32a()
 		_, _ = h.Write([]byte(a.version + text)) // never fails
 		v := make([]float32, a.Dim())
-		v[0], v[1+h.Sum32()%63] = float32(math.Sqrt(1/1.01)), float32(math.Sqrt(.01/1.01))
+		v[0], v[1+h.Sum32()%63] = float32(math.Sqrt(.97)), float32(math.Sqrt(.03))
 		out[i] = v
 	}
 	return out, ctx.Err()
@@ -295,7 +295,7 @@ func TestAlikeSystemPrompts(t *testing.T) {
 	f.want("the same", "semantic", f.ask("alice", "test1", turns("You are a bank.", balanceWhat)))
 }
 
-// TestAlikeOpposites: what embeds alike and means the opposite, at .99, through the front door; what no guard
+// TestAlikeOpposites: what embeds alike and means the opposite, at .97, through the front door; what no guard
 // objects to is found in the same place.
 func TestAlikeOpposites(t *testing.T) {
 	f := newForum(t, nil)

@@ -21,7 +21,7 @@ import (
 
 // The leak hunt among questions in other words, through the whole of a node. People of two tenants ask nearly
 // the same things, alone and at once, while operators end what is kept, report answers and change the policy.
-// All questions are alike to the embedders, at .99, and guards can tell some by a number only. The model server
+// All questions are alike to the embedders, at .97, and guards can tell some by a number only. The model server
 // answers each request with its number. What the test knows of a request it knows by itself.
 
 // wish is a request by what it means.

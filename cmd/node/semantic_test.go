@@ -181,6 +181,9 @@ func TestCompare(t *testing.T) {
 		err  error
 	}
 	call := strings.Replace(chatSays("x"), `"content":"x"`, `"content":null,"tool_calls":[{"id":"t","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]`, 1)
+	long := func(s string) string {
+		return chatSays("Thank you for asking about your order with us, which we have found. " + s + strings.Repeat(" Our team is glad to help you with whatever else you need to know about it.", 40))
+	}
 	for _, c := range []struct {
 		name, before, now string
 		verifier          *verdict // nil: there is none
@@ -190,6 +193,9 @@ func TestCompare(t *testing.T) {
 		{"other words", chatSays("You click the reset button on the login page"), chatSays("Click reset button on the login page"), nil, semantic.Label{Same: true, Known: true, By: "embedding"}},
 		{"another answer", chatSays("Click reset on the login page."), chatSays("Orders ship within the week."), nil, semantic.Label{Known: true, By: "embedding"}},
 		{"another number", chatSays("Refunds are possible within 30 days."), chatSays("Refunds are possible within 14 days."), nil, semantic.Label{Known: true, By: "facts"}},
+		{"another number, at length", long("Refunds are possible within 30 days."), long("Refunds are possible within 14 days."), nil, semantic.Label{Known: true, By: "facts"}},
+		{"a negation, at length", long("Refunds are possible within 30 days."), long("Refunds are not possible within 30 days."), nil, semantic.Label{Known: true, By: "facts"}},
+		{"another word, at length", long("You want the amber form."), long("You want the orchid form."), nil, semantic.Label{Known: true, By: "facts"}},
 		{"a negation", chatSays("You can cancel your order after payment."), chatSays("You cannot cancel your order after payment."), nil, semantic.Label{Known: true, By: "facts"}},
 		{"a call", chatSays("Click reset."), call, nil, semantic.Label{Known: true, By: "tools"}},
 		{"one that was cut", chatSays("Click reset."), strings.Replace(chatSays("Click"), `"stop"`, `"length"`, 1), nil, semantic.Label{}},
