@@ -47,6 +47,10 @@ func (t *Text) Compare(u *Text) Verdict {
 		p.roles()
 		p.order()
 		p.substitution()
+		p.sentences()
+		p.tenses()
+		p.voices()
+		p.scopes()
 	}
 	return Verdict{Refused: p.refused}
 }
@@ -148,6 +152,9 @@ func derived(a, b string) bool {
 	n := 0
 	for n < len(a) && n < len(b) && a[n] == b[n] {
 		n++
+	}
+	if n >= 4 && n < len(a) && n < len(b) && a[n-1] == 'i' && a[n+1:] == b[n+1:] && (a[n] == 's' && b[n] == 'z' || a[n] == 'z' && b[n] == 's') {
+		return true // "summarise", "summarize"
 	}
 	return n >= 5 && ending(a[n:]) && ending(b[n:])
 }

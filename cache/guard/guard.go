@@ -27,6 +27,9 @@ const (
 	KindWh         Kind = "wh_word"    // asks for another kind of answer
 	KindSubstitute Kind = "substitute" // otherwise equal, and one word stands for another
 	KindModifier   Kind = "modifier"   // otherwise equal, and one has a word more that narrows it
+	KindSentence   Kind = "sentence"   // one has a sentence or clause to which nothing answers
+	KindCondition  Kind = "condition"  // one names a case (if, because, as a …) that the other does not
+	KindFrame      Kind = "frame"      // a long text in common, and what is left differs
 	KindLanguage   Kind = "language"   // two languages, or one that the gate cannot read
 	KindScript     Kind = "script"     // a script that the gate cannot read, or mixed within a word
 	KindLength     Kind = "length"     // longer than MaxBytes or MaxTokens
@@ -37,14 +40,14 @@ func Kinds() []Kind {
 	return []Kind{
 		KindNumber, KindUnit, KindDate, KindNegation, KindAntonym, KindEntity, KindQuote,
 		KindCode, KindOrder, KindQuantifier, KindPerson, KindModality, KindWh,
-		KindSubstitute, KindModifier, KindLanguage, KindScript, KindLength,
+		KindSubstitute, KindModifier, KindSentence, KindCondition, KindFrame, KindLanguage, KindScript, KindLength,
 	}
 }
 
 // Bounds of a text; a longer one is refused beside every other, an equal one included.
 const (
 	MaxBytes  = 8 << 10
-	MaxTokens = 256
+	MaxTokens = 120 // an embedding of more says little of what any one word of it does
 )
 
 // maxReason is the most bytes of a text that a Reason quotes.

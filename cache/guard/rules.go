@@ -738,10 +738,12 @@ func (p *pair) minimal() {
 			m, n = m-1, n-1
 		default:
 			p.middle(i, m, j, n)
+			p.frame(i, m, j, n)
 			return
 		}
 	}
 	p.middle(i, m, j, n)
+	p.frame(i, m, j, n)
 }
 
 // bland tells the words whose exchange changes nothing.
@@ -770,6 +772,10 @@ func (p *pair) middle(i, m, j, n int) {
 		if (!s.is(fVague) || !t.is(fVague)) && !denies(s, t) {
 			p.refuse(KindSubstitute, s, t)
 		}
+	case m-i == 1 && n-j == 1 && s != nil && !s.is(fLight|fVague):
+		p.refuse(KindSubstitute, s, &b.tokens[j])
+	case m-i == 1 && n-j == 1 && t != nil && !t.is(fLight|fVague):
+		p.refuse(KindSubstitute, &a.tokens[i], t)
 	case t != nil && m == i && n-j == 1 && !t.is(fLight):
 		p.refuse(KindModifier, nil, t)
 	case s != nil && n == j && m-i == 1 && !s.is(fLight):
