@@ -15,11 +15,11 @@ type Embedder interface {
 	// are never compared.
 	Version() string
 
-	// Dim is the length of every vector.
+	// Dim is the length of every vector. A server's may change: an Endpoint's, if it is not configured.
 	Dim() int
 
 	// Embed gives one vector of unit length for each of texts, in their order. Who calls may
-	// keep the vectors and must not write to them. Either all texts have a vector or there is an
+	// keep the vectors and must not write to them. Either all texts have a vector, of one length, or there is an
 	// error: a *TooLongError, an *Error, or the context's.
 	Embed(ctx context.Context, texts []string) ([][]float32, error)
 }
@@ -63,3 +63,13 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// ofOneLength gives the vectors of one call if they can be compared. They cannot if a server's length changed in between.
+func ofOneLength(vectors [][]float32) ([][]float32, error) {
+	for _, v := range vectors {
+		if len(v) != len(vectors[0]) {
+			return nil, &Error{Kind: Malformed, Reason: fmt.Sprintf("vectors of %d numbers and of %d in one call", len(vectors[0]), len(v))}
+		}
+	}
+	return vectors, nil
+}

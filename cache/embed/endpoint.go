@@ -34,22 +34,24 @@ type EndpointConfig struct {
 	// Version is what Version says: whatever changes the vectors must change it.
 	Version string
 
-	// Dim is the length of the vectors; 0: that of the first answer.
+	// Dim is the length of the vectors; 0: that of the first answer, until eight in a row have
+	// another. Whoever keeps vectors has to look at their length then.
 	Dim int
 
 	// Post sends the body of a request to /v1/embeddings and gives the body of an answer of 200.
 	// For another status the error has a method Status() int (errors.As). It is called by up
-	// to eight goroutines and must heed ctx. HTTPPost makes one.
+	// to eight goroutines and must heed ctx. Its errors are logged: they have nothing of the body in them. HTTPPost makes one.
 	Post func(ctx context.Context, body []byte) (answer []byte, err error)
 
-	// Timeout bounds one request; 0: two seconds.
+	// Timeout bounds one request, and the check of the server before it; 0: two seconds.
 	Timeout time.Duration
 
 	// MaxBytes bounds a text: longer ones are a TooLongError before anybody is asked, as servers
 	// cut silently what is beyond their model's window. 0: 2,000 bytes, for models of 512 tokens.
 	MaxBytes int
 
-	// Logger hears when the server begins to rest; nil: nobody does.
+	// Logger hears when the server begins to fail and to rest, of which kind and why, when it is back, and
+	// when its vectors have another length; each once, and never a text. nil: nobody does.
 	Logger *slog.Logger
 }
 
@@ -76,7 +78,11 @@ func (c *EndpointConfig) Validate() error {
 // way goes at once, others wait up to two milliseconds for company. A caller that leaves does
 // not take the request of the others with it. A request that is refused is sent again
 // text by text, so that one text cannot fail those it travelled with. Vectors are checked (as many as
-// texts, of one length, finite) and made unit length.
+// texts, of one length, finite) and made unit length. All vectors of a call have one length.
+//
+// Before a server is first believed, again after each rest, and when its vectors have another length than before, it
+// embeds two sentences that have nothing in common, once for all who wait. As long as it has them alike,
+// all is Malformed, and the server has failed.
 //
 // A server that fails five times in a row is left alone for a second, then for twice as long each
 // time, up to 30 s; then one request tries whether it is back.
@@ -93,8 +99,17 @@ type Endpoint struct {
 	waiting   int    // texts of all batches
 	ready     []*batch
 	dim       int
+	other     int // the length of the latest answers, where that is not dim
+	others    int // how many of them, in a row
 	encoding  encoding
 	breaker   breaker
+	cause     error // of the latest rest
+	proven    bool  // the server stood its check
+	proving   bool  // a batch under way began with the check: no other goes before its end
+
+	told     condition // what the log knows of the server
+	toldKind Kind      // why it rests
+	toldAt   time.Time // when the log heard last that it fails
 }
 
 // batch is one request to the server, shared by whoever has texts in it.
@@ -128,7 +143,8 @@ func NewEndpoint(config EndpointConfig) (*Endpoint, error) {
 // Version is the configured one.
 func (e *Endpoint) Version() string { return e.config.Version }
 
-// Dim is the length of the vectors, or 0 as long as neither configuration nor an answer has told it.
+// Dim is the length of the vectors, or 0 as long as neither configuration nor an answer has told it. It may
+// change where it is not configured.
 func (e *Endpoint) Dim() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -164,7 +180,12 @@ func (e *Endpoint) Embed(ctx context.Context, texts []string) ([][]float32, erro
 	if err != nil {
 		return nil, err
 	}
-	vectors := make([][]float32, len(texts))
+	return collect(ctx, seats)
+}
+
+// collect waits for the vectors of some texts.
+func collect(ctx context.Context, seats []seat) ([][]float32, error) {
+	vectors := make([][]float32, len(seats))
 	for i, s := range seats {
 		select {
 		case <-s.batch.done:
@@ -176,7 +197,7 @@ func (e *Endpoint) Embed(ctx context.Context, texts []string) ([][]float32, erro
 		}
 		vectors[i] = s.batch.vectors[s.at]
 	}
-	return vectors, nil
+	return ofOneLength(vectors)
 }
 
 // indexed is err, speaking of the text at i.
@@ -201,7 +222,7 @@ func (e *Endpoint) board(texts []string) ([]seat, error) {
 	case e.closed:
 		return nil, &Error{Kind: Unavailable, Reason: "the endpoint is closed"}
 	case e.breaker.resting(time.Now()):
-		return nil, &Error{Kind: Resting, Reason: "the server failed too often just now"}
+		return nil, e.resting()
 	case e.waiting+len(texts) > maxWaiting:
 		return nil, &Error{Kind: Overloaded, Reason: fmt.Sprintf("%d texts wait for the server already", e.waiting)}
 	}
@@ -234,6 +255,11 @@ func (e *Endpoint) board(texts []string) ([]seat, error) {
 	return seats, nil
 }
 
+// resting is the error of a text for which the server is not asked. e.mu is held.
+func (e *Endpoint) resting() error {
+	return &Error{Kind: Resting, Reason: "the server failed too often just now", Err: e.cause}
+}
+
 // launch sends a batch that was gathering, or has it wait for its turn. e.mu is held.
 func (e *Endpoint) launch(b *batch) {
 	e.gathering = nil
@@ -245,17 +271,19 @@ func (e *Endpoint) launch(b *batch) {
 }
 
 // next sends what is ready as far as there is room. After a failure it tries with one batch
-// at a time only. e.mu is held.
+// at a time only, and while the server is checked with none. e.mu is held.
 func (e *Endpoint) next() {
-	for len(e.ready) > 0 && e.sent < maxFlying {
+	for len(e.ready) > 0 && e.sent < maxFlying && !e.proving {
 		b := e.ready[0]
 		e.ready = e.ready[1:]
 		if !e.closed && !e.breaker.admit(time.Now()) {
-			e.land(b, failed(len(b.texts), &Error{Kind: Resting, Reason: "the server failed too often just now"}))
+			e.land(b, failed(len(b.texts), e.resting()))
 			continue
 		}
 		e.sent++
-		e.flying.Go(func() { e.fly(b) })
+		prove := !e.proven
+		e.proving = prove
+		e.flying.Go(func() { e.fly(b, prove) })
 	}
 }
 
@@ -266,19 +294,34 @@ func (e *Endpoint) land(b *batch, r result) {
 	close(b.done)
 }
 
-// fly sends a batch and gives it to who waits for it.
-func (e *Endpoint) fly(b *batch) {
+// fly sends a batch, after a check of the server if that is due, and gives it to who waits for it.
+func (e *Endpoint) fly(b *batch, prove bool) {
 	ctx, cancel := context.WithTimeout(e.ctx, e.config.Timeout)
 	defer cancel()
-	r := e.ask(ctx, b.texts)
+	var unproven error
+	if prove {
+		unproven = e.prove(ctx)
+	}
+	var r result
+	if unproven != nil {
+		r = failed(len(b.texts), unproven)
+	} else {
+		r = e.ask(ctx, b.texts)
+	}
 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sent--
+	if unproven != nil {
+		e.proving = false
+	}
 	if !e.closed {
-		if rest := e.breaker.heard(time.Now(), r.healthy); rest > 0 {
-			e.config.Logger.Warn("the embedding server rests", "model", e.config.Model, "rest_ms", rest.Milliseconds(), "error", r.first())
+		now := time.Now()
+		rest := e.breaker.heard(now, r.healthy)
+		if rest > 0 {
+			e.proven, e.cause = false, r.cause()
 		}
+		e.tell(now, r.cause(), rest)
 	}
 	e.land(b, r)
 	e.next()
@@ -302,6 +345,15 @@ func failed(n int, err error) result {
 	return result{vectors: make([][]float32, n), errs: errs}
 }
 
+// cause is why the server is not healthy; nil where it is.
+func (r *result) cause() error {
+	if r.healthy {
+		return nil
+	}
+	return r.errs[len(r.errs)-1] // what failed the server failed all texts from there on
+}
+
+// first is the first text's error that has one.
 func (r *result) first() error {
 	for _, err := range r.errs {
 		if err != nil {
@@ -344,7 +396,7 @@ func (e *Endpoint) ask(ctx context.Context, texts []string) result {
 // post sends one request, in the encoding that the server takes.
 func (e *Endpoint) post(ctx context.Context, texts []string) ([][]float32, error) {
 	e.mu.Lock()
-	with, dim := e.encoding, e.dim
+	with := e.encoding
 	e.mu.Unlock()
 	answer, err := e.send(ctx, texts, with)
 	if with == base64Untried && err != nil && ofTheText(err) {
@@ -355,7 +407,7 @@ func (e *Endpoint) post(ctx context.Context, texts []string) ([][]float32, error
 	if err != nil {
 		return nil, err
 	}
-	vectors, err := parseAnswer(answer, len(texts), dim)
+	vectors, err := parseAnswer(answer, len(texts), e.config.Dim)
 	if err != nil {
 		return nil, &Error{Kind: Malformed, Reason: "the server's answer", Err: err}
 	}
@@ -363,23 +415,6 @@ func (e *Endpoint) post(ctx context.Context, texts []string) ([][]float32, error
 		vec.Norm(v)
 	}
 	return vectors, e.learn(with, len(vectors[0]))
-}
-
-// learn remembers what a good answer told.
-func (e *Endpoint) learn(with encoding, dim int) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.dim == 0 {
-		e.dim = dim
-	}
-	if e.dim != dim { // two first answers at a time
-		return &Error{Kind: Malformed, Reason: fmt.Sprintf("vectors of %d numbers after some of %d", dim, e.dim)}
-	}
-	if with == base64Untried {
-		with = base64Taken
-	}
-	e.encoding = with
-	return nil
 }
 
 // send posts one body and says what kind of failure an error is.

@@ -70,7 +70,8 @@ func parseAnswer(answer []byte, n, dim int) ([][]float32, error) {
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(answer, &list); err != nil {
-		return nil, err
+		// The error would quote the answer, and that perhaps a text.
+		return nil, fmt.Errorf("%d bytes that are no JSON with a list of embeddings", len(answer))
 	}
 	if len(list.Data) != n {
 		return nil, fmt.Errorf("%d vectors for %d texts", len(list.Data), n)

@@ -14,8 +14,8 @@ const (
 	maxMemoFlying = 4096 // texts that are being embedded or wait for it
 )
 
-// Memo is an Embedder that remembers what another made of a text, under the hash of the text and
-// the other's version; the texts themselves are not kept. What has been used longest ago goes first.
+// Memo is an Embedder that remembers what another made of a text, under the hash of the text, the
+// other's version and the length of its vectors; the texts themselves are not kept. What has been used longest ago goes first.
 //
 // Texts that come while the same are being embedded wait for that, and those who leave do not end
 // it for the others. No more calls of the other's run at a time than there are processors, or
@@ -133,16 +133,16 @@ func (m *Memo) Embed(ctx context.Context, texts []string) ([][]float32, error) {
 		}
 		vectors[i] = f.vector
 	}
-	return vectors, nil
+	return ofOneLength(vectors)
 }
 
 // look fills in what is kept, and gives a flight for each of the others and the calls that
 // they belong to, in each of which the caller is counted once.
 func (m *Memo) look(texts []string, vectors [][]float32) (flights []*memoFlight, calls map[*memoCall]struct{}, err error) {
 	keys := make([]memoKey, len(texts))
-	version := m.next.Version()
+	version, dim := m.next.Version(), m.next.Dim()
 	for i, text := range texts {
-		keys[i] = keyOf(version, text)
+		keys[i] = keyOf(version, dim, text)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,10 +199,10 @@ func (m *Memo) unknown(keys []memoKey) (n int) {
 	return n
 }
 
-// keyOf tells texts and versions apart, whatever is in them.
-func keyOf(version, text string) memoKey {
+// keyOf tells texts, versions and lengths of vectors apart, whatever is in them.
+func keyOf(version string, dim int, text string) memoKey {
 	h := sha256.New()
-	_, _ = fmt.Fprintf(h, "%d:%s", len(version), version) // a hash takes all
+	_, _ = fmt.Fprintf(h, "%d:%d:%s", dim, len(version), version) // a hash takes all
 	_, _ = h.Write([]byte(text))
 	return memoKey(h.Sum(nil))
 }

@@ -20,13 +20,19 @@ type gate struct {
 
 	mu            sync.Mutex
 	version       string
+	dim           int // 0: 3
 	calls         [][]string
 	running, most int
 	cancelled     int
 }
 
 func (g *gate) Version() string { return "gate " + g.version }
-func (g *gate) Dim() int        { return 3 }
+func (g *gate) Dim() int {
+	if g.dim != 0 {
+		return g.dim
+	}
+	return 3
+}
 
 func (g *gate) Embed(ctx context.Context, texts []string) ([][]float32, error) {
 	g.mu.Lock()
@@ -57,6 +63,9 @@ func (g *gate) Embed(ctx context.Context, texts []string) ([][]float32, error) {
 			}
 		}
 		vectors[i] = fakeVector(text)
+		for len(vectors[i]) < g.dim {
+			vectors[i] = append(vectors[i], 0)
+		}
 	}
 	return vectors, nil
 }
@@ -104,6 +113,40 @@ func TestMemoRemembers(t *testing.T) {
 	if s := m.Stats(); s.Hits != 2 || s.Joined != 1 || s.Misses != 4 || s.Entries != 4 || s.Bytes != 4*(12+memoOverhead) {
 		t.Errorf("%+v", s)
 	}
+}
+
+// TestMemoOfAnotherLength: what was kept of a server's old length is not given beside the new.
+func TestMemoOfAnotherLength(t *testing.T) {
+	g := &gate{}
+	m := memo(t, g, 1<<20)
+	embedOne(t.Context(), t, m, "a")
+	g.dim = 5
+	vectors, err := m.Embed(t.Context(), []string{"a", "b"})
+	if err != nil || len(vectors[0]) != 5 || len(vectors[1]) != 5 {
+		t.Errorf("%v, %v", vectors, err)
+	}
+}
+
+// TestMemoGivesOneLength: the length changed while a text was under way.
+func TestMemoGivesOneLength(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{release: make(chan struct{})}
+		m := memo(t, g, 1<<20)
+		var callers sync.WaitGroup
+		callers.Go(func() { embedOne(t.Context(), t, m, "a") })
+		synctest.Wait()
+		callers.Go(func() {
+			if v, err := m.Embed(t.Context(), []string{"a", "b"}); kindOf(err) != Malformed {
+				t.Errorf("%v, %v", v, err)
+			}
+		})
+		synctest.Wait()
+		g.release <- struct{}{}
+		synctest.Wait()
+		g.dim = 5
+		close(g.release)
+		callers.Wait()
+	})
 }
 
 func TestMemoIsBounded(t *testing.T) {
