@@ -61,6 +61,40 @@ func TestOursDominatesStatic(t *testing.T) {
 	}
 }
 
+// TestUniformAnswers: twelve hundred questions that all get one answer teach the surface next to nothing; when real
+// answers follow, hits are no more wrong than the bound allows, though all that was cached is the one, and come back where the
+// bound is not strict. The seeds are 0 to 2.
+func TestUniformAnswers(t *testing.T) {
+	const uniform, questions = 1200, 3000
+	c := config{sample: questions}
+	e, err := embed.Builtin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sets()[:2] {
+		m, err := s.measure(t.Context(), &c, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bound := range []float64{0.02, 0.05, 0.1} {
+			var sum replay.Result
+			for seed := range uint64(3) {
+				stream := replay.NewStream(m.prompts, m.vectors, questions, seed).Guarded().Uniform(uniform)
+				o := replay.Options{Policy: threshold.Policy{Mode: threshold.Learned, HitErrorBound: bound, ErrorBound: 1, Audit: auditShare}, Seed: seed}
+				r := stream.Run(o)
+				if first := stream.First(uniform).Run(o); first.Served > 0 {
+					t.Errorf("%s, seed %d: %d are served while all answers are one", m.name, seed, first.Served)
+				}
+				sum.Add(&r)
+			}
+			t.Logf("%s, bound %g: after uniform answers %d hits, %d of them wrong", m.name, bound, sum.Served, sum.Wrong)
+			if threshold.LowerBound(int64(sum.Wrong), int64(sum.Served), 0.95) > bound || bound >= 0.05 && sum.LateServed < 50 {
+				t.Errorf("%s, bound %g: that is not as promised, or too little", m.name, bound)
+			}
+		}
+	}
+}
+
 // TestRun takes every measurement, shortly, and writes all that there is to write.
 func TestRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "results")

@@ -21,17 +21,27 @@ const (
 	blockRequests = 1 << 20
 	maxBlocks     = 16  // what is older is forgotten
 	minRecover    = 200 // would-be hits, after a trip, before hits are served again
+
+	// minLook is how many audits there must be, the newest, before it is said of them that too few could be labelled. Below
+	// blindBelow of them no hit is served any more, from sightFrom on it is again.
+	minLook               = 64
+	blindBelow, sightFrom = 0.5, 0.625
 )
 
-// tally is what was counted of requests. Hits are those that were served or would have been.
-type tally struct{ requests, hits, audited, wrong uint64 }
+// tally is what was counted of requests. Hits are those that were served or would have been; unlabelled are audits of
+// which nothing is known, beside those that audited counts.
+type tally struct{ requests, hits, audited, wrong, unlabelled uint64 }
 
 func (t *tally) add(o *tally) {
 	t.requests += o.requests
 	t.hits += o.hits
 	t.audited += o.audited
 	t.wrong += o.wrong
+	t.unlabelled += o.unlabelled
 }
+
+// looked is how many audits there were, labelled or not.
+func (t *tally) looked() uint64 { return t.audited + t.unlabelled }
 
 // bound is the share of wrong hits at which the nearer of the two bounds is reached. How many requests are hits
 // is counted, not sampled, so it adds no doubt.
@@ -43,13 +53,24 @@ func (t *tally) bound(hitBound, requestBound float64) float64 {
 }
 
 // totals are all that was ever counted, for people.
-type totals struct{ requests, hits, served, audited, wrong, reported uint64 }
+type totals struct{ requests, hits, served, audited, wrong, reported, unlabelled uint64 }
+
+func (t *totals) add(o *totals) {
+	t.requests += o.requests
+	t.hits += o.hits
+	t.served += o.served
+	t.audited += o.audited
+	t.wrong += o.wrong
+	t.reported += o.reported
+	t.unlabelled += o.unlabelled
+}
 
 // word is what a node says of a surface.
 type word struct {
 	// state counts the changes: even while hits are served, odd after a trip. The greater one wins everywhere, so nodes
 	// agree as soon as they have heard of each other.
 	state  uint64
+	by     tally   // what tripped it, while it is tripped: of all nodes
 	since  tally   // the last change
 	blocks []tally // the newest last
 	totals totals
@@ -57,13 +78,14 @@ type word struct {
 
 // Budget holds one (tenant, surface, embedder) to its two bounds, by audits: a random share of would-be hits is asked
 // of the model, and compared. Once a bound is surely exceeded no hit is allowed; would-be hits are then all audited, and
-// once it is surely kept they are allowed again. It judges what this node counted and what peers told together. Safe for
-// concurrent use. A nil Budget allows nothing.
+// once it is surely kept they are allowed again. Nor is a hit allowed while most audits find out nothing: what is not known is
+// not kept. It judges what this node counted and what peers told together. Safe for concurrent use. A nil Budget allows nothing.
 type Budget struct {
 	mu                     sync.Mutex
 	hitBound, requestBound float64
 	own                    word
 	peers                  map[string]word
+	blind                  bool // too few of the newest audits could be labelled
 }
 
 // NewBudget is one for the policy's bounds.
@@ -81,15 +103,27 @@ func (b *Budget) Configure(p *Policy) {
 	}
 }
 
-// Allowed tells whether hits may be served: no bound is surely exceeded, or it has been surely kept since.
-func (b *Budget) Allowed() bool {
+// Allowed tells whether hits may be served: no bound is surely exceeded, or it has been surely kept since, and enough of the
+// audits could be labelled.
+func (b *Budget) Allowed() bool { return b.refusal() == "" }
+
+// refusal is why no hit may be served, in a few words; "" where one may.
+func (b *Budget) refusal() string {
 	if b == nil {
-		return false
+		return whyTripped
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.own.state%2 == 0
+	switch {
+	case b.own.state%2 == 1:
+		return whyTripped
+	case b.blind:
+		return "too few of the checked answers could be compared"
+	}
+	return ""
 }
+
+const whyTripped = "the budget for wrong answers is exceeded"
 
 // Count counts a question by what became of it in the end.
 func (b *Budget) Count(a Action) {
@@ -122,6 +156,17 @@ func (b *Budget) Label(same bool) {
 	b.judge()
 }
 
+// Unlabelled counts an audit that found out nothing: the answers could not be compared, or a hit was to be checked for
+// which the model cannot be asked (Decision.Unaudited). It says nothing for or against any bound, and the shares that are
+// estimated leave it out; but where most audits are of this kind, no hit is allowed.
+func (b *Budget) Unlabelled() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.own.totals.unlabelled++
+	b.count(&tally{unlabelled: 1})
+	b.judge()
+}
+
 // Wrong counts a served hit that somebody reported, as an audit that found it wrong. Nobody reports the right ones, so
 // this makes the error look greater than it is: the safe direction.
 func (b *Budget) Wrong() {
@@ -136,7 +181,7 @@ func (b *Budget) Wrong() {
 // the chance of a false trip would not be what it is said to be.
 func (b *Budget) count(t *tally) {
 	w := &b.own
-	if last := w.blocks[len(w.blocks)-1]; last.audited >= blockAudits || last.requests >= blockRequests {
+	if last := w.blocks[len(w.blocks)-1]; last.looked() >= blockAudits || last.requests >= blockRequests {
 		if len(w.blocks) == maxBlocks {
 			w.blocks = append(w.blocks[:0], w.blocks[1:]...)
 		}
@@ -148,10 +193,11 @@ func (b *Budget) count(t *tally) {
 
 // judge trips or lets go on, where either is sure.
 func (b *Budget) judge() {
+	b.look()
 	if b.own.state%2 == 1 {
 		t := b.recent(0)
 		if t.audited >= minRecover && excluded(&t, t.bound(b.hitBound, b.requestBound), recoverAlpha) < 0 {
-			b.change(b.own.state + 1)
+			b.change(b.own.state+1, tally{})
 		}
 		return
 	}
@@ -159,15 +205,31 @@ func (b *Budget) judge() {
 		t := b.recent(n)
 		p := t.bound(b.hitBound, b.requestBound)
 		if float64(t.wrong) > p*float64(t.audited) && excluded(&t, p, tripAlpha) > 0 { // the first half is cheap, and mostly enough
-			b.change(b.own.state + 1)
+			b.change(b.own.state+1, t)
 			return
 		}
 	}
 }
 
-// change begins to count anew: what came before must neither trip again nor speak for going on.
-func (b *Budget) change(state uint64) {
-	b.own.state, b.own.since, b.own.blocks = state, tally{}, make([]tally, 1)
+// look finds out whether enough of the newest audits could be labelled, once there are some: those of the newest block, or
+// of two. Otherwise it stays as it was.
+func (b *Budget) look() {
+	t := b.recent(1)
+	if t.looked() < minLook {
+		t = b.recent(2)
+	}
+	switch share := float64(t.audited) / float64(max(t.looked(), 1)); {
+	case t.looked() < minLook:
+	case share < blindBelow:
+		b.blind = true
+	case share >= sightFrom:
+		b.blind = false
+	}
+}
+
+// change begins to count anew: what came before, by, must neither trip again nor speak for going on.
+func (b *Budget) change(state uint64, by tally) {
+	b.own.state, b.own.by, b.own.since, b.own.blocks = state, by, tally{}, make([]tally, 1)
 }
 
 // recent adds up the newest n blocks of every node that is in the same state, or all since the last change (0).
@@ -238,16 +300,25 @@ type Rate struct{ Estimate, Lower, Upper float64 }
 
 // Snapshot is what is published: the state of the whole cluster, as far as this node was told.
 type Snapshot struct {
-	// Since the nodes started.
-	Requests, WouldHits, Served, Audited, Wrong, Reported int64
-	// Of the newest blocks, or since the last trip.
+	// Since the nodes started. Unlabelled are audits that found out nothing; Audited has those that did.
+	Requests, WouldHits, Served, Audited, Wrong, Reported, Unlabelled int64
+	// Of the newest blocks; while it is tripped, of By and Since. Where it is Blind, bounds are 0 and 1: it is not known.
 	PerRequest, PerHit Rate
 	// Confidence of the bounds, however often one looks.
 	Confidence float64
-	// Tripped: no hits are served.
+	// Tripped: a bound was surely exceeded; no hits are served.
 	Tripped bool
 	Trips   int64
+	// By is what tripped it, reports among it, Since what was found after that; both are empty where it is not tripped.
+	By, Since Found
+	// Blind: too few of the newest audits could be labelled; no hits are served.
+	Blind bool
 }
+
+// Found is what audits and reports found.
+type Found struct{ Audited, Wrong int64 }
+
+func (t *tally) found() Found { return Found{int64(t.audited), int64(t.wrong)} }
 
 // Snapshot is the state now.
 func (b *Budget) Snapshot() Snapshot {
@@ -255,23 +326,22 @@ func (b *Budget) Snapshot() Snapshot {
 	defer b.mu.Unlock()
 	all := b.own.totals
 	for _, w := range b.peers {
-		all.requests += w.totals.requests
-		all.hits += w.totals.hits
-		all.served += w.totals.served
-		all.audited += w.totals.audited
-		all.wrong += w.totals.wrong
-		all.reported += w.totals.reported
+		all.add(&w.totals)
 	}
 	s := Snapshot{
-		Requests: int64(all.requests), WouldHits: int64(all.hits), Served: int64(all.served), Audited: int64(all.audited), Wrong: int64(all.wrong), Reported: int64(all.reported),
-		Confidence: 1 - publishAlpha, Tripped: b.own.state%2 == 1, Trips: int64((b.own.state + 1) / 2),
+		Requests: int64(all.requests), WouldHits: int64(all.hits), Served: int64(all.served), Audited: int64(all.audited), Wrong: int64(all.wrong), Reported: int64(all.reported), Unlabelled: int64(all.unlabelled),
+		Confidence: 1 - publishAlpha, Tripped: b.own.state%2 == 1, Trips: int64((b.own.state + 1) / 2), Blind: b.blind,
 	}
-	n := maxBlocks
+	t := b.recent(maxBlocks)
 	if s.Tripped {
-		n = 0
+		t = b.recent(0)
+		s.By, s.Since = b.own.by.found(), t.found()
+		t.add(&b.own.by)
 	}
-	t := b.recent(n)
 	s.PerHit = interval(&t, publishAlpha)
+	if s.Blind {
+		s.PerHit.Lower, s.PerHit.Upper = 0, 1
+	}
 	if t.requests > 0 {
 		hits := float64(t.hits) / float64(max(t.requests, t.hits))
 		s.PerRequest = Rate{s.PerHit.Estimate * hits, s.PerHit.Lower * hits, s.PerHit.Upper * hits}
@@ -282,17 +352,20 @@ func (b *Budget) Snapshot() Snapshot {
 // MaxTold is the most bytes that Own returns and Hear reads.
 const MaxTold = 2 << 10
 
-const wordVersion = 1
+const wordVersion = 2
 
 // numbers are the word's in the order in which they are told, but for the blocks.
 func (w *word) numbers() []*uint64 {
-	return []*uint64{
-		&w.state, &w.since.requests, &w.since.hits, &w.since.audited, &w.since.wrong,
-		&w.totals.requests, &w.totals.hits, &w.totals.served, &w.totals.audited, &w.totals.wrong, &w.totals.reported,
+	n := []*uint64{
+		&w.state,
+		&w.totals.requests, &w.totals.hits, &w.totals.served, &w.totals.audited, &w.totals.wrong, &w.totals.reported, &w.totals.unlabelled,
 	}
+	return append(append(n, w.by.numbers()...), w.since.numbers()...)
 }
 
-func (t *tally) numbers() []*uint64 { return []*uint64{&t.requests, &t.hits, &t.audited, &t.wrong} }
+func (t *tally) numbers() []*uint64 {
+	return []*uint64{&t.requests, &t.hits, &t.audited, &t.wrong, &t.unlabelled}
+}
 
 // Own is what this node has counted, for others to Hear. At most MaxTold bytes.
 func (b *Budget) Own() []byte {
@@ -333,7 +406,7 @@ func readWord(b []byte) (w word, err error) {
 	if len(b) > 0 {
 		return w, errors.New("budget: more than was announced")
 	}
-	for _, t := range append(w.blocks, w.since) {
+	for _, t := range append(w.blocks, w.by, w.since) {
 		if t.wrong > t.audited {
 			return w, errors.New("budget: more wrong than audited")
 		}
@@ -355,7 +428,7 @@ func (b *Budget) Hear(peer string, told []byte) error {
 	}
 	b.peers[peer] = w
 	if w.state > b.own.state {
-		b.change(w.state)
+		b.change(w.state, w.by)
 	}
 	b.judge()
 	return nil
@@ -372,5 +445,5 @@ func (b *Budget) Forget(peer string) {
 func (b *Budget) Bytes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return (1 + len(b.peers)) * (maxBlocks*32 + 256)
+	return (1 + len(b.peers)) * (maxBlocks*40 + 320)
 }

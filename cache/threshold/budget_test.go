@@ -75,7 +75,7 @@ func TestBudgetBears(t *testing.T) {
 				b.Label(rng.Float64() >= c.wrong)
 				if !b.Allowed() {
 					trips++
-					b.change(b.own.state + 1)
+					b.change(b.own.state+1, tally{})
 				}
 			}
 			blocks += audits / blockAudits
@@ -113,7 +113,7 @@ func TestBudgetRecovers(t *testing.T) {
 		if play(b, rng, 20_000, 1, 0.055, false); b.Allowed() {
 			t.Errorf("seed %d: it goes on, though the error is above the bound", seed)
 		}
-		b.change(b.own.state) // whoever waits long for the better is not what is tested
+		b.change(b.own.state, tally{}) // whoever waits long for the better is not what is tested
 		play(b, rng, 20_000, 1, 0.02, false)
 		if s := b.Snapshot(); !b.Allowed() || s.Tripped || s.Trips != 1 {
 			t.Errorf("seed %d: it did not recover: %+v", seed, s)
@@ -306,5 +306,126 @@ func TestInterval(t *testing.T) {
 	}
 	if math.IsNaN(interval(&tally{audited: 5, wrong: 5}, publishAlpha).Lower) {
 		t.Error("all wrong: no number")
+	}
+}
+
+// TestUnlabelled: where most audits find out nothing, nothing is served, and the shares are not known; neither a few of
+// them nor less than half of many do that. It ends when enough find out something.
+func TestUnlabelled(t *testing.T) {
+	audits := func(b *Budget, labelled, not int) {
+		audit(b, labelled, true)
+		for range not {
+			b.Count(Audit)
+			b.Unlabelled()
+		}
+	}
+	few := NewBudget(bounded(0.05, 1))
+	if audits(few, 0, minLook-1); !few.Allowed() || few.Snapshot().Blind {
+		t.Errorf("%d audits that found out nothing are too few to say so", minLook-1)
+	}
+	half := NewBudget(bounded(0.05, 1))
+	for range 500 {
+		audits(half, 1, 1)
+	}
+	if s := half.Snapshot(); !half.Allowed() || s.Blind || s.Unlabelled != 500 || s.Audited != 500 || s.PerHit.Upper > 0.05 {
+		t.Errorf("every other: %+v", s)
+	}
+	b := NewBudget(bounded(0.05, 1))
+	audits(b, 1000, 0)
+	n := 0
+	for ; b.Allowed() && n < 1000; n++ {
+		audits(b, 0, 1)
+	}
+	if s := b.Snapshot(); n > 2*blockAudits || !s.Blind || s.Tripped || s.PerHit.Lower != 0 || s.PerHit.Upper != 1 || s.PerRequest.Upper != 1 {
+		t.Errorf("stopped after %d: %+v", n, s)
+	}
+	if d := (&Policy{Mode: Static, Threshold: 0.5}).Decide(&Evidence{Similarity: 0.9}, b, rand.New(rand.NewPCG(1, 1))); d.Action != Audit || d.Why == whyTripped {
+		t.Errorf("%+v", d)
+	}
+	other := NewBudget(bounded(0.05, 1))
+	if err := other.Hear("peer", b.Own()); err != nil || other.Allowed() || other.Snapshot().Unlabelled != int64(n) {
+		t.Errorf("%v: a node that was told goes on: %+v", err, other.Snapshot())
+	}
+	for n = 0; !b.Allowed() && n < 1000; n++ {
+		audits(b, 1, 0)
+	}
+	if n < minLook/2 || n > 4*blockAudits || b.Snapshot().Blind {
+		t.Errorf("let go on after %d: %+v", n, b.Snapshot())
+	}
+	audits(b, 0, 300)
+	if b.Allowed() {
+		t.Fatal("it is not blind: the rest shows nothing")
+	}
+	if audit(b, 20, false); !b.Snapshot().Tripped {
+		t.Errorf("twenty wrong ones do not count where most are unknown: %+v", b.Snapshot())
+	}
+}
+
+// TestTripSaysWhy: what tripped a surface is told, here and where it was heard of, and what was found since; afterwards no more.
+func TestTripSaysWhy(t *testing.T) {
+	b, other := NewBudget(bounded(0.05, 1)), NewBudget(bounded(0.05, 1))
+	audit(b, 10, true)
+	n := int64(0)
+	for ; b.Allowed(); n++ {
+		audit(b, 1, false)
+	}
+	by := Found{10 + n, n}
+	if s := b.Snapshot(); s.By != by || s.Since != (Found{}) || s.PerHit.Estimate != float64(n)/float64(10+n) || s.PerHit.Lower <= 0.05 || s.PerRequest != s.PerHit {
+		t.Errorf("%+v", s)
+	}
+	audit(b, 15, true)
+	audit(b, 2, false)
+	if s := b.Snapshot(); s.By != by || s.Since != (Found{17, 2}) || s.PerHit.Estimate != float64(n+2)/float64(10+n+17) {
+		t.Errorf("since then: %+v", s)
+	}
+	if err := other.Hear("peer", b.Own()); err != nil || other.Snapshot().By != by || other.Snapshot().Since != (Found{17, 2}) {
+		t.Errorf("%v: who was told: %+v", err, other.Snapshot())
+	}
+	for !b.Allowed() {
+		audit(b, 1, true)
+	}
+	if s := b.Snapshot(); s.By != (Found{}) || s.Since != (Found{}) || s.Trips != 1 {
+		t.Errorf("afterwards: %+v", s)
+	}
+}
+
+// TestNoAudit: a hit that cannot be checked is served, and said to be unchecked as often as others are checked, by the same
+// chance; it is none where no hit is allowed, or none is ever served.
+func TestNoAudit(t *testing.T) {
+	const n, share = 10_000, 0.2
+	p := &Policy{Mode: Static, Threshold: 0.5, HitErrorBound: 0.05, ErrorBound: 1, Audit: share}
+	decide := func(p *Policy, b *Budget) (actions [Serve + 1]int, unaudited int) {
+		rng := rand.New(rand.NewPCG(1, 7))
+		for range n {
+			d := p.Decide(&Evidence{Similarity: 0.9, NoAudit: true}, b, rng)
+			if actions[d.Action]++; d.Unaudited {
+				unaudited++
+			}
+		}
+		return actions, unaudited
+	}
+	b := NewBudget(p)
+	if a, unaudited := decide(p, b); a[Serve] != n || math.Abs(float64(unaudited)/n-share) > 0.02 {
+		t.Errorf("%v, %d unaudited", a, unaudited)
+	}
+	for b.Allowed() {
+		b.Wrong()
+	}
+	shadow := Policy{Mode: Shadow, HitErrorBound: 0.05, ErrorBound: 1}
+	for _, c := range []struct {
+		p *Policy
+		b *Budget
+	}{{p, b}, {p, nil}, {&shadow, NewBudget(p)}} {
+		if a, unaudited := decide(c.p, c.b); a[Serve] != 0 || unaudited != 0 {
+			t.Errorf("%v: %v, %d unaudited", c.p.Mode, a, unaudited)
+		}
+	}
+	b = NewBudget(p)
+	for i := 0; b.Allowed() && i < n; i++ {
+		b.Count(Serve)
+		b.Unlabelled()
+	}
+	if s := b.Snapshot(); !s.Blind || s.Served != minLook {
+		t.Errorf("hits of which none can ever be checked: %+v", s)
 	}
 }

@@ -94,13 +94,13 @@ func TestNonsenseIsNotHeard(t *testing.T) {
 			t.Errorf("a pool hears %x", told)
 		}
 	}
-	zeros := make([]byte, 11)
+	zeros := make([]byte, 18)
 	for _, told := range [][]byte{
 		nil,
 		{wordVersion, maxBlocks + 1},
 		append([]byte{wordVersion, 0}, zeros[1:]...),
 		append(append([]byte{wordVersion, 0}, zeros...), 0),
-		append(append([]byte{wordVersion, 1}, zeros...), 1, 1, 1, 2), // more wrong than audited
+		append(append([]byte{wordVersion, 1}, zeros...), 1, 1, 1, 2, 0), // more wrong than audited
 	} {
 		if err := b.Hear("peer", told); err == nil {
 			t.Errorf("a budget hears %x", told)
@@ -126,7 +126,7 @@ func TestSketchesAreBounded(t *testing.T) {
 	}
 	b := NewBudget(&Policy{HitErrorBound: 1, ErrorBound: 1})
 	for range maxBlocks + 3 {
-		b.count(&tally{maxCount / 32, maxCount / 32, maxCount / 32, maxCount / 32})
+		b.count(&tally{maxCount / 32, maxCount / 32, maxCount / 32, maxCount / 32, maxCount / 32})
 	}
 	if err := NewBudget(&Policy{}).Hear("peer", b.Own()); err != nil {
 		t.Error(err)

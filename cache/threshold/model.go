@@ -151,7 +151,7 @@ func (w *weights) climb(rows []evidence, prior *weights) weights {
 }
 
 // findCut finds the lowest logit from which on, over all that was seen above it, at most hitBound are wrong, and at most
-// bound of all requests; rows come with the highest first. What is above a cut was labelled more often near it than far
+// bound of all requests; rows come with the highest first, and what is below the floor is a request, but no hit. What is above a cut was labelled more often near it than far
 // above, where most was served: so the share of wrong ones among labels would be too great. It is taken from the weights
 // instead, over what was seen, times how many more wrong ones there were among labels than the weights say: that
 // with a bound, as of a Poisson count with a gamma prior.
@@ -160,6 +160,7 @@ func (m *model) findCut(rows []evidence, hitBound, bound float64) {
 	for _, r := range rows {
 		all += float64(r.n.seen)
 	}
+	rows = slices.DeleteFunc(slices.Clone(rows), func(r evidence) bool { return r.s < floor }) // never served
 	for i, r := range rows {
 		q := max(logistic(-r.logit), leastWrong)
 		seen += float64(r.n.seen)

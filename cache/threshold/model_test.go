@@ -85,7 +85,7 @@ func TestLearnedKeepsHitBound(t *testing.T) {
 	}{
 		{"smooth", smooth, 0.02, 0.1},
 		{"smooth", smooth, 0.05, 0.25},
-		{"smooth", smooth, 0.1, 0.4},
+		{"smooth", smooth, 0.1, 0.35},
 		{"crooked", crooked, 0.02, 0},
 		{"crooked", crooked, 0.05, 0},
 		{"crooked", crooked, 0.1, 0.01},
@@ -191,10 +191,11 @@ func TestBadEntry(t *testing.T) {
 	p := &Policy{Mode: Learned, HitErrorBound: 0.1, ErrorBound: 1}
 	b, pool := w.live(p, 3000)
 	m := pool.current(p.HitErrorBound, p.ErrorBound)
-	at := func(above float64) *Evidence { // a candidate without neighbours whose logit is so much above the cut
+	at := func(above float64) *Evidence { // a candidate beside one of another answer, whose logit is so much above the cut
 		e := &Evidence{Answer: 1, Pool: pool}
-		for s := 0.0; s < 1; s += 1e-4 {
-			if e.Similarity = s; m.weights.logit(s, vote(e)) >= m.cut+above {
+		for s := floor; s < 1; s += 1e-4 {
+			e.Similarity, e.Neighbors = s, []Neighbor{{Similarity: s, Answer: 1}, {Similarity: s - 0.02, Answer: 2}}
+			if m.weights.logit(s, vote(e)) >= m.cut+above {
 				return e
 			}
 		}

@@ -67,6 +67,7 @@ type Pool struct {
 	mu     sync.Mutex
 	own    sketch
 	labels int // in own
+	told   answers
 	peers  map[string]sketch
 
 	model  model
@@ -81,23 +82,54 @@ func NewPool() *Pool {
 }
 
 // Seen counts a question whose evidence was of that cell, whatever was decided. A cell that no Decide gave counts nothing.
-func (p *Pool) Seen(c Cell) { p.count(c, count{seen: 1}) }
-
-// Add counts a label: whether the candidate's answer was the answer.
-func (p *Pool) Add(c Cell, same bool) {
-	n := count{labelled: 1}
-	if same {
-		n.same = 1
-	}
-	p.count(c, n)
-}
-
-func (p *Pool) count(c Cell, n count) {
+func (p *Pool) Seen(c Cell) {
 	if p == nil || c >= cells {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.count(c, count{seen: 1})
+}
+
+// Add counts a label: whether the candidate's answer was the answer. answer are names of the candidate's answer, its class
+// first, then others such as a hash of its words; 0 is none. That it is the same says little where all answers are one, as an
+// outage's or a refusal: of the right labels that count at most leastTold are of one name, or as many as an eighth of all labels.
+// Wrong ones all count, the safe direction, but for those of an answer that is disowned.
+func (p *Pool) Add(c Cell, same bool, answer ...uint64) {
+	if p == nil || c >= cells {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	most := max(leastTold, p.labels/partTold)
+	often := slices.ContainsFunc(answer, func(a uint64) bool { return p.told.times(a) >= most })
+	if len(answer) > 0 {
+		p.told.observe(answer[0], c, same, most)
+	}
+	switch {
+	case same && !often:
+		for _, a := range answer {
+			p.told.add(a)
+		}
+		p.count(c, count{labelled: 1, same: 1})
+	case !same && !(len(answer) > 0 && p.told.disowned(answer[0])):
+		p.count(c, count{labelled: 1})
+	}
+}
+
+// disowned tells whether an answer that had more than its share of labels was mostly wrong of late: it is served to no
+// other question, and its wrong labels are no longer the surface's, which has learned enough from them.
+func (p *Pool) disowned(answer uint64) bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.told.disowned(answer)
+}
+
+// count adds to a cell. The caller holds mu.
+func (p *Pool) count(c Cell, n count) {
 	sum := p.own[c]
 	sum.add(n)
 	p.own[c] = sum
@@ -111,6 +143,7 @@ func (p *Pool) count(c Cell, n count) {
 // halve forgets half of everything.
 func (p *Pool) halve() {
 	p.labels = 0
+	p.told.halve()
 	for c, n := range p.own {
 		n = count{n.seen / 2, n.labelled / 2, min(n.same/2, n.labelled/2)}
 		if n == (count{}) {
@@ -199,7 +232,7 @@ func (p *Pool) Forget(peer string) {
 func (p *Pool) Bytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.own.bytes()
+	n := p.own.bytes() + p.told.bytes()
 	for _, k := range p.peers {
 		n += k.bytes()
 	}

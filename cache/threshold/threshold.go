@@ -19,7 +19,7 @@ const (
 	Shadow Mode = iota
 	// Static takes what is at least as similar as Policy.Threshold.
 	Static
-	// Learned is ours: a model pooled over the surface, corrected by the entry's own observations.
+	// Learned is ours: a model pooled over the surface, corrected by the entry's own observations, above a floor of similarity.
 	Learned
 	// VCache is the published per-entry threshold (arXiv 2502.03771), which benchmarks are held against. No policy names it.
 	VCache
@@ -81,6 +81,9 @@ type Evidence struct {
 	Own *Observations
 	// Pool is what was observed of its surface; nil counts as nothing.
 	Pool *Pool
+	// NoAudit says that the model cannot be asked for this question, so that a hit cannot be checked. It is served unchecked, and
+	// where chance had chosen it, Decision.Unaudited says so. Where no hit is allowed it is none either, and Audit means that.
+	NoAudit bool
 }
 
 // Action is what is to be done with a question.
@@ -111,6 +114,8 @@ type Decision struct {
 	Tau float64
 	// Confidence is a lower bound of the probability that the answer is right; 0 where nothing is known.
 	Confidence float64
+	// Unaudited: chance chose this hit to be checked, but Evidence.NoAudit forbids it. Who serves it calls Budget.Unlabelled.
+	Unaudited bool
 	// Cell names the evidence to the pool: hand it back with the label. It is meaningless to others.
 	Cell Cell
 	// Why in a few words, constant, for logs.
@@ -140,25 +145,36 @@ func (p *Policy) Decide(e *Evidence, b *Budget, rng *rand.Rand) Decision {
 	default:
 		m := e.Pool.current(p.HitErrorBound, p.ErrorBound)
 		z := m.weights.logit(e.Similarity, v) + e.Own.lean(&m.weights)
-		would = z >= m.cut
+		would = z >= m.cut && e.Similarity >= floor && !e.Pool.disowned(e.Answer)
 		d.Threshold, d.Confidence = m.confidence(m.cut), m.confidence(z)
 		d.Action, d.Why = Explore, "not surely the same answer"
+		if e.Similarity < floor {
+			d.Why = "too little alike, whatever was learned"
+		}
 	}
 	if !would {
 		return d
 	}
-	switch {
-	case p.Mode == Shadow:
+	if p.Mode == Shadow {
 		d.Action, d.Why = Audit, "shadow"
-	case !b.Allowed():
-		d.Action, d.Why = Audit, "the budget for wrong answers is exceeded"
-	case rng.Float64() < p.Audit:
-		d.Action, d.Why = Audit, "chosen to be checked"
-	default:
-		d.Action, d.Why = Serve, "sure enough"
+		return d
+	}
+	if why := b.refusal(); why != "" {
+		d.Action, d.Why = Audit, why
+		return d
+	}
+	d.Action, d.Why = Serve, "sure enough"
+	if rng.Float64() < p.Audit {
+		if d.Unaudited = e.NoAudit; !e.NoAudit {
+			d.Action, d.Why = Audit, "chosen to be checked"
+		}
 	}
 	return d
 }
+
+// floor is the least similarity of a hit of mode Learned, and of a would-be hit of Shadow, whatever labels say: they may come
+// from a time in which every answer was the same.
+const floor = 0.60
 
 // Inserts tells whether the model's answer to a question is to become an entry, beside the candidate of similarity
 // s whose answer was found to be the same (known, same), another (known, not same), or was not compared (not known).

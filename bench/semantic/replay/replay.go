@@ -53,6 +53,23 @@ func (s *Stream) Guarded() *Stream {
 	return &with
 }
 
+// Uniform is the same stream, whose first n questions all get one answer: that of an outage, say, or a refusal.
+func (s *Stream) Uniform(n int) *Stream {
+	with := *s
+	with.intents = slices.Clone(s.intents)
+	for i := range with.intents[:min(n, len(with.intents))] {
+		with.intents[i] = -1
+	}
+	return &with
+}
+
+// First is the stream of the first n questions.
+func (s *Stream) First(n int) *Stream {
+	with := *s
+	with.Prompts = s.Prompts[:min(n, len(s.Prompts))]
+	return &with
+}
+
 // NewStream draws n of all questions by seed, without replacement, and compares them by their vectors. Fewer than n
 // questions are all drawn.
 func NewStream(all []corpus.Prompt, vectors [][]float32, n int, seed uint64) *Stream {
@@ -250,7 +267,7 @@ func (g *game) ask(i int) {
 	labelled := d.Action != threshold.Miss || g.Reluctant
 	if labelled {
 		first.e.own.Add(e.Similarity, d.Cell, same)
-		g.pool.Add(d.Cell, same)
+		g.pool.Add(d.Cell, same, first.e.class)
 	}
 	switch d.Action {
 	case threshold.Explore:
