@@ -133,7 +133,7 @@ func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, question *g
 	if len(near) == 0 {
 		return
 	}
-	ev := threshold.Evidence{Pool: sc.pool}
+	ev := threshold.Evidence{Pool: sc.pool, NoAudit: q.Only}
 	for i, n := range near {
 		if i >= threshold.MaxNeighbors && f.e != nil {
 			break // further ones are of use as candidates only
@@ -161,11 +161,7 @@ func (s *shard) judge(now int64, f *finding, sc *scope, q *Question, question *g
 	f.id, f.similarity, f.age = f.e.id, ev.Similarity, time.Duration(max(now-f.e.filled, 0))
 	sc.mu.Lock()
 	sc.configure(&q.Policy)
-	pol := q.Policy
-	if q.Only {
-		pol.Audit = 0
-	}
-	f.decision = pol.Decide(&ev, sc.budget, sc.rng)
+	f.decision = q.Policy.Decide(&ev, sc.budget, sc.rng)
 	sc.mu.Unlock()
 	f.tighten(q, question)
 	if f.decision.Action == threshold.Miss {
@@ -240,6 +236,7 @@ type lesson struct {
 	action     threshold.Action
 	cell       threshold.Cell
 	label      Label
+	unaudited  bool // beside settles
 	settles    bool // it says what became of an answer that nothing counted, by action, and nothing else
 
 	entry  *cache.Entry // nil: it may not be kept
@@ -252,7 +249,7 @@ type lesson struct {
 func (s *shard) settle(sc *scope, e *entry, l *lesson) {
 	sc.mu.Lock()
 	sc.configure(&l.policy)
-	sc.became(l.action, l.cell, l.similarity)
+	sc.became(l.action, l.cell, l.similarity, l.unaudited)
 	sc.mu.Unlock()
 	s.hit(e, l.action, l.cell)
 }
@@ -269,7 +266,10 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 	if e != nil && e.p.place != l.place {
 		e = nil
 	}
-	class, not := uint64(0), uint64(0)
+	class, not, of := uint64(0), uint64(0), uint64(0)
+	if e != nil {
+		of = e.class
+	}
 	switch {
 	case e == nil || !l.label.Known:
 	case l.label.Same:
@@ -289,7 +289,7 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 		return kept
 	}
 	if l.id != 0 && l.action != threshold.Miss {
-		s.label(sc, e, l)
+		s.label(sc, e, of, l)
 	}
 	compared := l.id != 0 && l.action != threshold.Miss
 	if l.entry == nil || !again && compared && !l.policy.Inserts(l.similarity, l.label.Same, l.label.Known) {
@@ -303,12 +303,27 @@ func (s *shard) learn(now int64, l *lesson) outcome {
 	}, false)
 }
 
-// label counts what a comparison found: for the surface, whatever has become of the entry, and for the entry.
-func (s *shard) label(sc *scope, e *entry, l *lesson) {
+// answer is the hash of the candidate's answer, as far as it is known; e is the candidate, nil where it is gone.
+func (l *lesson) answer(e *entry) uint64 {
+	switch {
+	case e != nil:
+		return e.answer
+	case l.label.Same:
+		return l.label.AnswerHash
+	}
+	return 0
+}
+
+// label counts what a comparison found: for the surface, whatever has become of the entry, and for the entry, whose class it is
+// given; 0 where it is gone.
+func (s *shard) label(sc *scope, e *entry, class uint64, l *lesson) {
 	sc.mu.Lock()
 	switch {
 	case !l.label.Known:
 		sc.tally.unknown++
+		if l.action == threshold.Audit {
+			sc.budget.Unlabelled()
+		}
 		sc.mu.Unlock()
 		return
 	case l.label.Same:
@@ -316,7 +331,7 @@ func (s *shard) label(sc *scope, e *entry, l *lesson) {
 	default:
 		sc.tally.different++
 	}
-	sc.pool.Add(l.cell, l.label.Same)
+	sc.pool.Add(l.cell, l.label.Same, class, l.answer(e))
 	if l.action == threshold.Audit {
 		sc.budget.Label(l.label.Same)
 	}

@@ -86,17 +86,21 @@ func (sc *scope) count(f *finding, q *Question) {
 		sc.budget.Count(f.decision.Action)
 		sc.tally.actions[f.decision.Action]++
 	default:
-		sc.became(f.decision.Action, f.decision.Cell, f.similarity)
+		sc.became(f.decision.Action, f.decision.Cell, f.similarity, f.decision.Unaudited)
 	}
 }
 
-// became counts a question that had a candidate. The caller holds sc.mu.
-func (sc *scope) became(a threshold.Action, c threshold.Cell, similarity float64) {
+// became counts a question that had a candidate. unaudited: had it been served to who can ask a model, it would have been
+// audited. The caller holds sc.mu.
+func (sc *scope) became(a threshold.Action, c threshold.Cell, similarity float64, unaudited bool) {
 	sc.budget.Count(a)
 	sc.tally.actions[a]++
 	sc.pool.Seen(c)
 	if a == threshold.Serve {
 		sc.tally.servedAt[bin(similarity)]++
+		if unaudited {
+			sc.budget.Unlabelled()
+		}
 	}
 }
 

@@ -153,6 +153,8 @@ type Answer struct {
 	cell    threshold.Cell
 	once    uint64 // names it, so that it is learnt once
 	pending bool   // nothing counts or remembers it before Verified
+
+	unaudited bool // see threshold.Decision
 }
 
 // Label is what a comparison of the model's answer with the candidate's found.
@@ -261,11 +263,14 @@ func (c *Cache) sayTrips() {
 	for _, t := range changed {
 		attrs := []any{
 			"tenant", t.tenant, "surface", t.surface, "embedder", t.embedder, "per_request", t.why.PerRequest.Estimate, "per_hit", t.why.PerHit.Estimate,
-			"audited", t.why.Audited, "wrong", t.why.Wrong, "reported", t.why.Reported,
+			"audited", t.why.Audited, "wrong", t.why.Wrong, "reported", t.why.Reported, "unlabelled", t.why.Unlabelled,
 		}
-		if t.fallen {
+		switch {
+		case t.fallen && t.why.Blind:
+			c.cfg.Logger.Warn("too few answers of a surface can be checked: similar questions are not served any more", attrs...)
+		case t.fallen:
 			c.cfg.Logger.Warn("a surface exceeds its budget for wrong answers: similar questions are not served any more", attrs...)
-		} else {
+		default:
 			c.cfg.Logger.Info("a surface keeps its budget for wrong answers again: similar questions are served", attrs...)
 		}
 	}
@@ -330,7 +335,7 @@ func (c *Cache) Verified(q *Question, a *Answer, same bool) {
 	a.pending = false
 	c.note(c.ctx, q, a)
 	c.queue.push(c, &lesson{
-		settles: true, place: q.place(), once: c.draw(), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, came: c.cfg.Now(),
+		settles: true, unaudited: a.unaudited, place: q.place(), once: c.draw(), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, came: c.cfg.Now(),
 	})
 }
 
@@ -356,7 +361,7 @@ func (c *Cache) here(q *Question) Answer {
 	a := Answer{
 		Action: f.decision.Action, Shadow: f.shadow, EntryID: formatID(f.id), Similarity: f.similarity, Threshold: f.decision.Threshold, Tau: f.decision.Tau,
 		Confidence: f.decision.Confidence, Refused: f.refused, Borderline: f.borderline, Why: f.decision.Why, id: f.id, cell: f.decision.Cell,
-		pending: f.pending,
+		pending: f.pending, unaudited: f.decision.Unaudited,
 	}
 	if f.answer != nil {
 		a.Entry, a.Age, a.CachedText = f.answer, f.age, f.e.text

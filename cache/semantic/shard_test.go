@@ -359,7 +359,7 @@ func TestLabels(t *testing.T) {
 	unknown := *l
 	unknown.once, unknown.label.Known = 10, false
 	p.learn(p.now, &unknown)
-	if s := p.surfaces()[0]; s.Same != 2 || s.Different != 1 || s.Unknown != 1 || s.Reported != 1 || s.Entries != 0 {
+	if s := p.surfaces()[0]; s.Same != 2 || s.Different != 1 || s.Unknown != 1 || s.Budget.Unlabelled != 1 || s.Reported != 1 || s.Entries != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -429,6 +429,9 @@ func TestOnlyIsNotAudited(t *testing.T) {
 	only := *q
 	only.Only = true
 	p.want(&only, "1")
+	if b := p.surfaces()[0].Budget; b.Served != 1 || b.Unlabelled != 1 {
+		t.Errorf("what chance would have audited is not missed by the budget: %+v", b)
+	}
 	near := only
 	near.Least = 1
 	p.want(&near, "")
@@ -573,23 +576,35 @@ func TestUsedEntriesStay(t *testing.T) {
 }
 
 func TestLearnedServesInTheEnd(t *testing.T) {
-	for _, same := range []bool{true, false} {
+	const topics, wordings = 40, 3
+	for name, c := range map[string]struct {
+		same   bool
+		answer func(i int) uint64 // which answer the model gives to the question i
+		least  int
+		most   int
+	}{
+		"an answer to each topic": {true, func(i int) uint64 { return uint64(i%topics + 1) }, 1000, 2000},
+		"always another":          {false, func(i int) uint64 { return uint64(i + 1) }, 0, 100},
+		"one to all":              {true, func(int) uint64 { return 1 }, 0, 0}, // as in an outage: it says nothing
+	} {
 		p := newPlace1(t, nil)
 		served := 0
 		for i := range 2000 {
-			name := fmt.Sprint("one", strings.Repeat("!", i%20))
-			q := asks(name, axis(float64(i%20)*4))
+			topic, wording := i%topics, i/topics%wordings
+			v := make([]float32, topics+wordings)
+			v[topic], v[topics+wording] = 0.995, 0.0998749
+			q := asks(fmt.Sprint("topic", topic, strings.Repeat("!", wording)), v)
 			q.Policy = threshold.Policy{Mode: threshold.Learned, ErrorBound: 0.2, HitErrorBound: 0.2, Audit: 0.05}
 			f := p.find(p.now, q)
 			if f.decision.Action == threshold.Serve {
 				served++
 				continue
 			}
-			p.compared(q, f, Label{Known: f.answer != nil, Same: same, AnswerHash: uint64(i + 1)}, answerTo(q, "x"))
+			p.compared(q, f, Label{Known: f.answer != nil, Same: c.same, AnswerHash: c.answer(i)}, answerTo(q, "x"))
 			p.now += int64(time.Second)
 		}
-		if same && served < 1000 || !same && served > 100 {
-			t.Errorf("answers always the same: %t; %d of 2,000 served", same, served)
+		if served < c.least || served > c.most {
+			t.Errorf("%s: %d of 2,000 served", name, served)
 		}
 	}
 }

@@ -99,6 +99,29 @@ func TestVerifierIsNotAsked(t *testing.T) {
 	})
 }
 
+// TestVerifierWhereNoModelIsAsked has the audit that was left out missed by the budget only where the hit was served.
+func TestVerifierWhereNoModelIsAsked(t *testing.T) {
+	worldTest(t, 2, func(w *world) {
+		owner := w.nodes[0]
+		owner.learn(question("How do I reset my password", nil), "so")
+		near := question("How can I reset my password", func(q *Question) { q.Verify, q.Only, q.Policy.Audit = true, true, 1 })
+		want := int64(0)
+		for _, n := range w.nodes {
+			for _, same := range []bool{false, true} {
+				a := n.ask(near)
+				n.Verified(near, &a, same)
+				synctest.Wait()
+				if same {
+					want++
+				}
+				if got := owner.Stats()[0].Budget.Unlabelled; got != want {
+					t.Errorf("node %d, the same question: %t: %d, not %d", n.index, same, got, want)
+				}
+			}
+		}
+	})
+}
+
 // TestWrongFollowsTheVerifier has a report count what was served in the end, and nothing else.
 func TestWrongFollowsTheVerifier(t *testing.T) {
 	worldTest(t, 1, func(w *world) {

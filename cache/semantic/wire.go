@@ -156,7 +156,7 @@ func encodeAnswer(a *Answer) *pb.FindResponse {
 	m := &pb.FindResponse{
 		Action: uint32(a.Action), Shadow: a.Shadow, Id: a.id, Text: []byte(a.CachedText), Similarity: a.Similarity, Threshold: a.Threshold, Tau: a.Tau,
 		Confidence: a.Confidence, Cell: uint32(a.cell), Borderline: a.Borderline, Why: []byte(a.Why),
-		Uncounted: a.pending,
+		Uncounted: a.pending, Unaudited: a.unaudited,
 	}
 	for _, r := range a.Refused[:min(len(a.Refused), maxReasons)] {
 		m.Refused = append(m.Refused, &pb.Reason{Kind: []byte(r.Kind), A: []byte(r.A), B: []byte(r.B)})
@@ -173,7 +173,7 @@ func decodeAnswer(m *pb.FindResponse, q *Question) (Answer, error) {
 		Action: threshold.Action(min(m.GetAction(), math.MaxUint8)), Shadow: m.GetShadow(), id: m.GetId(), EntryID: formatID(m.GetId()),
 		CachedText: string(m.GetText()), Similarity: m.GetSimilarity(), Threshold: m.GetThreshold(), Tau: m.GetTau(), Confidence: m.GetConfidence(),
 		cell: threshold.Cell(m.GetCell()), Borderline: m.GetBorderline(), Why: string(m.GetWhy()),
-		pending: m.GetUncounted(),
+		pending: m.GetUncounted(), unaudited: m.GetUnaudited(),
 	}
 	if a.Action > threshold.Serve || len(m.GetRefused()) > maxReasons || len(a.Why) > maxWhy || len(a.CachedText) > maxText {
 		return Answer{}, errors.New("answer: an unknown action, or a text that is too long")
@@ -230,7 +230,7 @@ func (l *lesson) encode(now int64) *pb.LearnRequest {
 	m := &pb.LearnRequest{
 		Place: l.place.encode(), Once: l.once, Policy: encodePolicy(&l.policy), Id: l.id, Similarity: l.similarity, Action: uint32(l.action), Cell: uint32(l.cell),
 		Same: l.label.Same, Known: l.label.Known, Answer: l.label.AnswerHash, Meaning: l.label.AnswerVector, Answers: l.label.Answers,
-		Text: []byte(l.text), Vector: l.vector, Settles: l.settles,
+		Text: []byte(l.text), Vector: l.vector, Settles: l.settles, Unaudited: l.unaudited,
 	}
 	if l.entry != nil {
 		m.Entry = cache.EncodeEntry(l.entry, l.age(now))
@@ -250,7 +250,7 @@ func decodeLesson(m *pb.LearnRequest, now int64) (*lesson, error) {
 	}
 	l := &lesson{
 		place: p, once: m.GetOnce(), policy: pol, id: m.GetId(), similarity: m.GetSimilarity(), action: threshold.Action(min(m.GetAction(), math.MaxUint8)),
-		cell: threshold.Cell(m.GetCell()), text: string(m.GetText()), vector: m.GetVector(), came: now, settles: m.GetSettles(),
+		cell: threshold.Cell(m.GetCell()), text: string(m.GetText()), vector: m.GetVector(), came: now, settles: m.GetSettles(), unaudited: m.GetUnaudited(),
 		label: Label{
 			Same: m.GetSame(), Known: m.GetKnown(), AnswerHash: m.GetAnswer(), AnswerVector: m.GetMeaning(), Answers: m.GetAnswers(),
 		},

@@ -68,7 +68,7 @@ func TestWireKeepsAll(t *testing.T) {
 	}
 	a := Answer{
 		Action: threshold.Audit, Shadow: true, Entry: answerTo(q, "so"), EntryID: formatID(77), CachedText: "ONE", Similarity: 0.9, Threshold: 0.8, Tau: 0.7,
-		Confidence: 0.6, Age: time.Second, Why: whyLeast, id: 77, cell: 5,
+		Confidence: 0.6, unaudited: true, Age: time.Second, Why: whyLeast, id: 77, cell: 5,
 	}
 	a.Entry.Tags = []string{"\xff", "b", "a"}
 	sure := a

@@ -636,6 +636,27 @@ func TestHeardFirst(t *testing.T) {
 	})
 }
 
+// TestBlindSurface has nobody check what is served: it stops, and the log says why.
+func TestBlindSurface(t *testing.T) {
+	worldTest(t, 1, func(w *world) {
+		n := w.nodes[0]
+		q := question("reset password", func(q *Question) { q.Only, q.Policy.Audit = true, 1 })
+		n.learn(q, "so")
+		served := 0
+		for n.ask(q).Action == threshold.Serve && served < 1000 {
+			served++
+		}
+		time.Sleep(2 * sweepEvery)
+		if b := n.Stats()[0].Budget; served < 10 || served == 1000 || !b.Blind || b.Tripped {
+			t.Errorf("%d served; %+v", served, b)
+		}
+		n.kill()
+		if log := n.log.String(); !strings.Contains(log, "too few answers") || strings.Contains(log, "exceeds its budget") {
+			t.Error("it is not said why")
+		}
+	})
+}
+
 func TestLearnDoesNotWait(t *testing.T) {
 	c, err := New(Config{
 		Ring: func(cache.Key) []string { return nil }, Client: func(string) (grpc.ClientConnInterface, error) { return nil, net.ErrClosed },

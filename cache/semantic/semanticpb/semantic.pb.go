@@ -346,6 +346,7 @@ type FindResponse struct {
 	Borderline    bool                   `protobuf:"varint,12,opt,name=borderline,proto3" json:"borderline,omitempty"`
 	Why           []byte                 `protobuf:"bytes,13,opt,name=why,proto3" json:"why,omitempty"`
 	Uncounted     bool                   `protobuf:"varint,14,opt,name=uncounted,proto3" json:"uncounted,omitempty"` // who asks says by Learn what became of it
+	Unaudited     bool                   `protobuf:"varint,15,opt,name=unaudited,proto3" json:"unaudited,omitempty"` // chance would have had it audited
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,6 +479,13 @@ func (x *FindResponse) GetUncounted() bool {
 	return false
 }
 
+func (x *FindResponse) GetUnaudited() bool {
+	if x != nil {
+		return x.Unaudited
+	}
+	return false
+}
+
 type LearnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Place  *Place                 `protobuf:"bytes,1,opt,name=place,proto3" json:"place,omitempty"`
@@ -498,6 +506,7 @@ type LearnRequest struct {
 	Meaning       []float32      `protobuf:"fixed32,14,rep,packed,name=meaning,proto3" json:"meaning,omitempty"` // vector of the answer, of unit length; empty: none
 	Answers       float64        `protobuf:"fixed64,15,opt,name=answers,proto3" json:"answers,omitempty"`        // the similarity from which two answers say the same
 	Settles       bool           `protobuf:"varint,16,opt,name=settles,proto3" json:"settles,omitempty"`         // it says what became of an uncounted answer, by action, and nothing else
+	Unaudited     bool           `protobuf:"varint,17,opt,name=unaudited,proto3" json:"unaudited,omitempty"`     // beside settles
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -640,6 +649,13 @@ func (x *LearnRequest) GetAnswers() float64 {
 func (x *LearnRequest) GetSettles() bool {
 	if x != nil {
 		return x.Settles
+	}
+	return false
+}
+
+func (x *LearnRequest) GetUnaudited() bool {
+	if x != nil {
+		return x.Unaudited
 	}
 	return false
 }
@@ -1246,7 +1262,7 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06Reason\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\fR\x04kind\x12\f\n" +
 	"\x01a\x18\x02 \x01(\fR\x01a\x12\f\n" +
-	"\x01b\x18\x03 \x01(\fR\x01b\"\x9e\x03\n" +
+	"\x01b\x18\x03 \x01(\fR\x01b\"\xbc\x03\n" +
 	"\fFindResponse\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\rR\x06action\x12.\n" +
 	"\x05entry\x18\x02 \x01(\v2\x18.headgate.cache.v1.EntryR\x05entry\x12\x0e\n" +
@@ -1268,7 +1284,8 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"borderline\x18\f \x01(\bR\n" +
 	"borderline\x12\x10\n" +
 	"\x03why\x18\r \x01(\fR\x03why\x12\x1c\n" +
-	"\tuncounted\x18\x0e \x01(\bR\tuncounted\"\xd3\x03\n" +
+	"\tuncounted\x18\x0e \x01(\bR\tuncounted\x12\x1c\n" +
+	"\tunaudited\x18\x0f \x01(\bR\tunaudited\"\xf1\x03\n" +
 	"\fLearnRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x12\x12\n" +
 	"\x04once\x18\x02 \x01(\x06R\x04once\x124\n" +
@@ -1288,7 +1305,8 @@ const file_cache_semantic_semanticpb_semantic_proto_rawDesc = "" +
 	"\x06answer\x18\r \x01(\x06R\x06answer\x12\x18\n" +
 	"\ameaning\x18\x0e \x03(\x02R\ameaning\x12\x18\n" +
 	"\aanswers\x18\x0f \x01(\x01R\aanswers\x12\x18\n" +
-	"\asettles\x18\x10 \x01(\bR\asettles\"\x0f\n" +
+	"\asettles\x18\x10 \x01(\bR\asettles\x12\x1c\n" +
+	"\tunaudited\x18\x11 \x01(\bR\tunaudited\"\x0f\n" +
 	"\rLearnResponse\"\xa9\x01\n" +
 	"\vMoveRequest\x121\n" +
 	"\x05place\x18\x01 \x01(\v2\x1b.headgate.semantic.v1.PlaceR\x05place\x121\n" +
