@@ -7,6 +7,7 @@ const (
 	tenseFuture uint8 = 1 << iota
 	tensePast
 	tenseStill
+	tenseOnce // "used to"
 )
 
 // tense reads whether a text speaks of what will be, what was and what still is.
@@ -27,6 +28,10 @@ func (t *Text) tense() (bits uint8) {
 			}
 		case "still", "ongoing":
 			bits |= tenseStill
+		case "used":
+			if next := t.at(i + 1); next != nil && next.word == "to" && i > 0 && !t.tokens[i-1].is(fAux) {
+				bits |= tenseOnce
+			}
 		}
 	}
 	return bits
@@ -61,7 +66,7 @@ func (p *pair) tenses() {
 	over := func(s, t uint8, u *Text) bool {
 		return t&tensePast != 0 && t&s == 0 && (s&tenseFuture != 0 || s&tenseStill != 0 && u.negations == 0) && s&tensePast == 0
 	}
-	if over(s, t, p.b) || over(t, s, p.a) {
+	if over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 {
 		p.refuse(KindModality, p.a.modalWord(), p.b.modalWord())
 	}
 }
@@ -78,6 +83,9 @@ const (
 func (t *Text) voice(i int) (part, who int) {
 	tok := &t.tokens[i]
 	participle := tok.flags&tNumber == 0 && (strings.HasSuffix(tok.word, "ed") || strings.HasSuffix(tok.word, "en") || tok.word != tok.stem && !strings.HasSuffix(tok.word, "s") && !strings.HasSuffix(tok.word, "ing"))
+	if next := t.at(i + 1); next != nil && (next.word == "me" || next.word == "us") && next.flags&tStart == 0 && !tok.is(fFunction) {
+		return partSuffers, 1
+	}
 	part = partDoes
 	for j := i - 1; j >= max(i-4, 0); j-- {
 		prev := &t.tokens[j]
@@ -95,6 +103,9 @@ func (t *Text) voice(i int) (part, who int) {
 			return part, 1
 		default:
 			if k := speaks(prev.word); k != 0 {
+				if before := t.at(j - 1); before != nil && participle && before.lex != nil && before.lex.base == "be" {
+					part = partSuffers // "was I charged?"
+				}
 				return part, k
 			}
 			if !prev.is(fFunction) || owner(prev.word) != 0 || prev.word == "a" || prev.word == "an" || prev.word == "the" {

@@ -317,6 +317,9 @@ func (v *view) names(i int) bool {
 		return tok.flags&tStart != 0
 	case "when":
 		return i > 0 && tok.flags&tStart == 0 && v.t.relative(i, true)
+	case "in":
+		next := v.t.at(i + 1)
+		return next != nil && next.word == "case"
 	case "as", "for":
 		next := v.t.at(i + 1)
 		return next != nil && (next.word == "a" || next.word == "an" || next.word == "someone" || next.word == "people")
@@ -344,6 +347,14 @@ func (p *pair) frame(i, m, j, n int) {
 			p.refuse(KindFrame, s, t)
 		}
 	}
+	if common >= shortFrame-1 {
+		last := m == len(a.tokens) || n == len(b.tokens)
+		if tok := excess(a.tokens[i:m], b.tokens[j:n], last); tok != nil {
+			p.refuse(KindModifier, tok, nil)
+		} else if tok := excess(b.tokens[j:n], a.tokens[i:m], last); tok != nil {
+			p.refuse(KindModifier, nil, tok)
+		}
+	}
 	shared := len(a.core) - p.leftA
 	if p.leftA > 0 && p.leftB > 0 && shared >= sameBag && max(p.leftA, p.leftB)*2 <= shared {
 		s, t := p.left()
@@ -356,12 +367,30 @@ func (p *pair) frame(i, m, j, n int) {
 	}
 }
 
-// odd finds a word with a sense of its own among these to which none of those is related.
-func odd(these, those []token) *token {
+// excess finds a word with a sense that these have beyond those, where these say more than
+// that and those nothing: "a flight", "a flight booked through an agency". At the end of a
+// text a plain word beside it is enough: "and say something nasty".
+func excess(these, those []token, last bool) *token {
+	if odd(those, these) != nil {
+		return nil
+	}
+	plain := fFunction | fNegation
+	if !last {
+		plain |= fLight | fVague
+	}
+	if lone(these, those, plain)-lone(those, these, plain) < 2 {
+		return nil
+	}
+	return odd(these, those)
+}
+
+// lone counts the words among these, but for those of a plain kind, to which none of those
+// is related.
+func lone(these, those []token, plain uint32) (n int) {
 next:
 	for i := range these {
 		tok := &these[i]
-		if tok.flags&tSkip != 0 || tok.is(fFunction|fNegation|fLight|fVague) {
+		if tok.flags&tSkip != 0 || tok.is(plain) {
 			continue
 		}
 		for j := range those {
@@ -369,7 +398,17 @@ next:
 				continue next
 			}
 		}
-		return tok
+		n++
+	}
+	return n
+}
+
+// odd finds a word with a sense of its own among these to which none of those is related.
+func odd(these, those []token) *token {
+	for i := range these {
+		if lone(these[i:i+1], those, fFunction|fNegation|fLight|fVague) > 0 {
+			return &these[i]
+		}
 	}
 	return nil
 }

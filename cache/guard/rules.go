@@ -256,11 +256,24 @@ func owner(w string) uint8 {
 	return 0
 }
 
+// sexes is who "he" and "she" may be of those whom a text names.
+func (t *Text) sexes() (bits uint8) {
+	for i := range t.tokens {
+		switch t.tokens[i].stem {
+		case "husband", "father", "dad", "son", "brother", "uncle", "grandfather", "boyfriend", "nephew", "man", "boy":
+			bits |= personHe
+		case "wife", "mother", "mom", "mum", "daughter", "sister", "aunt", "grandmother", "girlfriend", "niece", "woman", "girl":
+			bits |= personShe
+		}
+	}
+	return bits
+}
+
 // persons wants the same he or she, the same owner of the same thing, and the same "I" and
 // "you" in the same places.
 func (p *pair) persons() {
 	a, b := p.a, p.b
-	if a.people != b.people {
+	if a.people != b.people && a.people|a.sexes() != b.people|b.sexes() {
 		p.refuse(KindPerson, a.personWord(), b.personWord())
 	}
 	if a.lang != english {

@@ -350,7 +350,7 @@ func (s *scanner) contraction(c string, i int, flags uint16) {
 			s.push("is", tJoined)
 		}
 	case tail == "m" && (head == "I" || head == "i"):
-		s.letters(head, 0, flags)
+		s.push("i", flags)
 		s.push("am", tJoined)
 	case tail == "re":
 		s.letters(head, classify(head), flags)
