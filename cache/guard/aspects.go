@@ -28,6 +28,10 @@ func (t *Text) tense() (bits uint8) {
 			}
 		case "still", "ongoing":
 			bits |= tenseStill
+		case "about":
+			if next := t.at(i + 1); next != nil && next.word == "to" {
+				bits |= tenseFuture
+			}
 		case "used":
 			if next := t.at(i + 1); next != nil && next.word == "to" && i > 0 && !t.tokens[i-1].is(fAux) {
 				bits |= tenseOnce
@@ -68,7 +72,51 @@ func (p *pair) tenses() {
 	}
 	if over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 {
 		p.refuse(KindModality, p.a.modalWord(), p.b.modalWord())
+		return
 	}
+	for i := range p.a.core {
+		if p.toB[i] < 0 {
+			continue
+		}
+		s, t := int(p.a.core[i]), int(p.b.core[p.toB[i]])
+		if x, y := p.a.timeOf(s), p.b.timeOf(t); x|y == tenseFuture|tensePast || x|y == tenseStill|tensePast {
+			p.refuse(KindModality, &p.a.tokens[s], &p.b.tokens[t])
+		}
+	}
+}
+
+// timeOf is when what the verb at token i says takes place; 0 where nothing tells.
+func (t *Text) timeOf(i int) uint8 {
+	tok := &t.tokens[i]
+	if tok.flags&(tNumber|tID|tCode) != 0 || tok.word == tok.stem && strings.HasSuffix(tok.word, "s") {
+		return 0
+	}
+	for j := i - 1; j >= max(i-4, 0) && t.tokens[j+1].flags&tStart == 0; j-- {
+		prev := &t.tokens[j]
+		switch prev.word {
+		case "will", "shall", "gonna", "going_to", "about":
+			return tenseFuture
+		case "being":
+			if before := t.at(j - 1); before != nil && before.is(fAux) {
+				return tenseStill
+			}
+			return 0
+		case "was", "were", "did", "had", "has", "have":
+			return tensePast
+		case "is", "are", "am", "be", "get", "gets", "a", "an", "the":
+			return 0
+		case "to", "been", "not", "already", "just":
+		default:
+			if speaks(prev.word) != 0 {
+				continue
+			}
+			if prev.is(fFunction) || !strings.HasSuffix(tok.word, "ed") {
+				return 0
+			}
+			return tensePast
+		}
+	}
+	return 0
 }
 
 // A speaker's part in what a verb says.
@@ -150,11 +198,16 @@ const (
 func (t *Text) scopeOf(i int) int {
 	for j := i - 1; j >= max(i-4, 0) && t.tokens[j+1].flags&tStart == 0; j-- {
 		switch t.tokens[j].word {
-		case "this", "that":
+		case "this":
+			return scopeThis
+		case "that":
+			if before := t.at(j - 1); before != nil && !before.is(fFunction) {
+				return scopeOpen // "a battery that drains"
+			}
 			return scopeThis
 		case "every", "each", "all", "both", "any":
 			return scopeAll
-		case "first", "next", "last", "previous", "initial", "final", "second", "latest":
+		case "first", "next", "last", "previous", "initial", "final", "second", "latest", "newest", "oldest":
 			return scopePlace
 		case "of", "my", "our", "your", "the", "these", "those":
 		default:
@@ -162,6 +215,12 @@ func (t *Text) scopeOf(i int) int {
 		}
 	}
 	return scopeOpen
+}
+
+// many reports whether token i is a plural.
+func (t *Text) many(i int) bool {
+	w := t.tokens[i].word
+	return w != t.tokens[i].stem && len(w) > 3 && w[len(w)-1] == 's' && w[len(w)-2] != 's'
 }
 
 // scopes refuses one thing beside all of its kind, and what goes for everyone beside what
@@ -176,7 +235,7 @@ func (p *pair) scopes() {
 			continue
 		}
 		s, t := int(a.core[i]), int(b.core[p.toB[i]])
-		if x, y := a.scopeOf(s), b.scopeOf(t); x != y && x != scopeOpen && y != scopeOpen {
+		if x, y := a.scopeOf(s), b.scopeOf(t); x != y && x != scopeOpen && y != scopeOpen || x == scopeThis && y == scopeOpen && b.many(t) || y == scopeThis && x == scopeOpen && a.many(s) {
 			p.refuse(KindQuantifier, &a.tokens[s], &b.tokens[t])
 		}
 	}

@@ -312,7 +312,10 @@ func (t *Text) lexeme(x *lexicon, i int, opens bool) (*lexeme, int) {
 		}
 	}
 	if one.flags&fKnown == 0 {
-		return nil, 1
+		if t.lang != english {
+			return nil, 1
+		}
+		return x.derive(word), 1 // "driving" begins a phrase, and is of "drive" where it does not
 	}
 	return one, 1
 }
