@@ -56,7 +56,7 @@ func newMetrics(r prometheus.Registerer, c *Cache) (*metrics, error) {
 			Name: "headgate_semantic_malformed_total", Help: "Messages of other nodes that were refused.",
 		}),
 		tripped: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "headgate_semantic_tripped", Help: "Surfaces of tenants that exceed their budget for wrong answers, as this node sees it: they serve no similar questions.",
+			Name: "headgate_semantic_tripped", Help: "Surfaces of tenants that exceed their budget for wrong answers, or of which audits find out too little, as this node sees it: they serve no similar questions.",
 		}),
 		tenants: map[string]struct{}{},
 	}

@@ -94,6 +94,8 @@ func printSemantic(w io.Writer, list []admin.CacheSemantic) {
 			state = "not in the policy any more"
 		case s.Mode == "shadow":
 			state = "shadow: serves nothing"
+		case b.Blind:
+			state = "exact only: too few audits found out anything"
 		case b.Tripped:
 			state = "exact only: its budget for wrong answers is exceeded"
 		}

@@ -165,7 +165,7 @@ func (s *similar) wouldHit(p *admin.CachePair, a, b *verdict) (hit, why string) 
 func (s *similar) tripped(tenant, surface, embedder string) bool {
 	for _, v := range s.cache.Stats() {
 		if v.Tenant == tenant && v.Surface == surface && v.Embedder == embedder {
-			return v.Budget.Tripped
+			return v.Budget.Tripped || v.Budget.Blind
 		}
 	}
 	return false
@@ -175,5 +175,6 @@ func budgetOf(b *threshold.Snapshot) admin.CacheBudget {
 	return admin.CacheBudget{
 		Requests: b.Requests, WouldHits: b.WouldHits, Audited: b.Audited, Wrong: b.Wrong, PerRequest: admin.CacheRate(b.PerRequest), PerHit: admin.CacheRate(b.PerHit),
 		Confidence: b.Confidence, Tripped: b.Tripped, Trips: b.Trips,
+		Unlabelled: b.Unlabelled, Blind: b.Blind, By: admin.CacheFound(b.By), Since: admin.CacheFound(b.Since),
 	}
 }

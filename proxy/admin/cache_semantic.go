@@ -46,15 +46,25 @@ type CacheSemantic struct {
 
 // CacheBudget is how often a semantic cache is wrong, as far as that is known.
 type CacheBudget struct {
-	Requests   int64     `json:"requests"`
-	WouldHits  int64     `json:"would_hits"` // served, or would have been
-	Audited    int64     `json:"audited"`    // of those
-	Wrong      int64     `json:"wrong"`      // of the audited
-	PerRequest CacheRate `json:"error_per_request"`
-	PerHit     CacheRate `json:"error_per_hit"`
-	Confidence float64   `json:"confidence"` // of the bounds
-	Tripped    bool      `json:"tripped"`    // the budget is exceeded: nothing is served
-	Trips      int64     `json:"trips"`
+	Requests   int64      `json:"requests"`
+	WouldHits  int64      `json:"would_hits"` // served, or would have been
+	Audited    int64      `json:"audited"`    // of those
+	Wrong      int64      `json:"wrong"`      // of the audited
+	PerRequest CacheRate  `json:"error_per_request"`
+	PerHit     CacheRate  `json:"error_per_hit"`
+	Confidence float64    `json:"confidence"` // of the bounds
+	Unlabelled int64      `json:"unlabelled"` // audits that found out nothing, beside Audited
+	Tripped    bool       `json:"tripped"`    // the budget is exceeded: nothing is served
+	Blind      bool       `json:"blind"`      // too few of the newest audits found out anything: nothing is served
+	By         CacheFound `json:"tripped_by"` // what exceeded the budget, reports among it; empty where it is not
+	Since      CacheFound `json:"since"`      // what was found after that
+	Trips      int64      `json:"trips"`
+}
+
+// CacheFound is what audits found.
+type CacheFound struct {
+	Audited int64 `json:"audited"`
+	Wrong   int64 `json:"wrong"`
 }
 
 // CacheRate is a share and its bounds.
