@@ -7,9 +7,11 @@ import (
 )
 
 const (
-	leastTold = 8 // labels that any answer may give a pool
-	partTold  = 8 // or such a part of all
-	maxTold   = 64
+	leastTold  = 8 // right labels that any answer may give the pools of all nodes
+	partTold   = 4 // or such a part of all
+	maxTold    = 64
+	maxRecords = 32
+	recordBits = 16
 )
 
 // answers counts how often answers were named, of the maxTold most frequent: by Misra and Gries (1982), so that none is
@@ -19,8 +21,6 @@ type answers []told
 type told struct {
 	answer uint64
 	times  int
-	looked int    // how many were observed since it was first named too often, up to 16
-	newest uint16 // of them, by bit: wrong ones
 }
 
 // times is how often it was named at least; the answer 0 never is.
@@ -43,7 +43,7 @@ func (a *answers) add(answer uint64) {
 	case i >= 0:
 		(*a)[i].times++
 	case len(*a) < maxTold:
-		*a = append(*a, told{answer: answer, times: 1})
+		*a = append(*a, told{answer, 1})
 	default:
 		a.shrink(func(n int) int { return n - 1 })
 	}
@@ -59,24 +59,52 @@ func (a *answers) shrink(to func(int) int) {
 	*a = slices.DeleteFunc(*a, func(t told) bool { return t.times == 0 })
 }
 
-// observe notes what was found of an answer that is named too often, where questions were similar enough for a hit: the
-// newest sixteen.
-func (a answers) observe(answer uint64, c Cell, same bool, most int) {
-	i := a.at(answer)
-	if s, _ := c.middle(); i < 0 || s < floor || a[i].times < most && a[i].looked == 0 {
-		return
-	}
-	a[i].newest <<= 1
-	if !same {
-		a[i].newest |= 1
-	}
-	a[i].looked = min(a[i].looked+1, 16)
-}
-
-// disowned tells whether most of what was observed of an answer was wrong.
-func (a answers) disowned(answer uint64) bool {
-	i := a.at(answer)
-	return i >= 0 && a[i].looked >= leastTold && 2*bits.OnesCount16(a[i].newest) > a[i].looked
-}
-
 func (a answers) bytes() int { return cap(a) * int(unsafe.Sizeof(told{})) }
+
+// records are what was found of late of answers that were named too often, the newest such answer last.
+type records []record
+
+type record struct {
+	answer uint64
+	looked int    // how many labels, up to recordBits
+	newest uint16 // wrong ones of them, by bit
+}
+
+func (r records) at(answer uint64) int {
+	return slices.IndexFunc(r, func(x record) bool { return x.answer == answer })
+}
+
+// add notes a label of an answer that has a record, or is named too often by now. For a new record one goes that is not
+// disowned, or else the oldest.
+func (r *records) add(answer uint64, same, often bool) {
+	i := r.at(answer)
+	if i < 0 {
+		if !often || answer == 0 {
+			return
+		}
+		if len(*r) == maxRecords {
+			i = max(0, slices.IndexFunc(*r, func(x record) bool { return !x.disowned() }))
+			*r = slices.Delete(*r, i, i+1)
+		}
+		*r = append(*r, record{answer: answer})
+		i = len(*r) - 1
+	}
+	x := &(*r)[i]
+	x.newest <<= 1
+	if !same {
+		x.newest |= 1
+	}
+	x.looked = min(x.looked+1, recordBits)
+}
+
+// disowned tells whether most of what was found of it is wrong.
+func (x *record) disowned() bool {
+	return x.looked >= leastTold && 2*bits.OnesCount16(x.newest) > x.looked
+}
+
+func (r records) disowned(answer uint64) bool {
+	i := r.at(answer)
+	return i >= 0 && r[i].disowned()
+}
+
+func (r records) bytes() int { return cap(r) * int(unsafe.Sizeof(record{})) }

@@ -30,7 +30,7 @@ func TestAnswers(t *testing.T) {
 }
 
 // TestOneAnswerTeachesLittle: whether it is named by its class or by its words, one answer gives a pool eight right labels, and
-// an eighth of all once there are others; its wrong ones count.
+// a quarter of all once there are others; its wrong ones count.
 func TestOneAnswerTeachesLittle(t *testing.T) {
 	c := cellOf(0.9, 2)
 	for _, name := range [][]uint64{{7}, {0, 7}} {
@@ -47,7 +47,7 @@ func TestOneAnswerTeachesLittle(t *testing.T) {
 		for range 1000 {
 			p.Add(c, true, name...)
 		}
-		if n := p.own[c]; n.labelled < 900 || n.labelled > 930 {
+		if n := p.own[c]; n.labelled < 1060 || n.labelled > 1090 {
 			t.Errorf("%v: with 800 others: %+v", name, n)
 		}
 		before := p.own[c].labelled - p.own[c].same
@@ -57,6 +57,18 @@ func TestOneAnswerTeachesLittle(t *testing.T) {
 		}
 	}
 	p := NewPool()
+	for i := range 3 {
+		if err := p.Hear(string(rune('a'+i)), NewPool().Own()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 1000 {
+		p.Add(c, true, 7)
+	}
+	if n := p.own[c]; n.same != leastTold/4 {
+		t.Errorf("one of four nodes: %+v", n)
+	}
+	p = NewPool()
 	for range 100 {
 		p.Add(c, true)
 		p.Add(c, true, 0, 0)
@@ -106,5 +118,33 @@ func TestDisowned(t *testing.T) {
 	}
 	if p.disowned(outage) {
 		t.Error("right again, and still disowned")
+	}
+}
+
+// TestRecordsAreBounded: of many answers that were given too often those that are disowned are remembered longest.
+func TestRecordsAreBounded(t *testing.T) {
+	var r records
+	for range recordBits {
+		r.add(1, false, true)
+	}
+	for a := range uint64(200) {
+		r.add(100+a, true, true)
+	}
+	if len(r) != maxRecords || !r.disowned(1) || r.at(299) < 0 || r.at(100) >= 0 {
+		t.Errorf("%d records: %+v", len(r), r)
+	}
+	for a := range uint64(2 * maxRecords) {
+		for range recordBits {
+			r.add(1000+a, false, true)
+		}
+	}
+	if len(r) != maxRecords || r.disowned(1) || !r.disowned(1000+2*maxRecords-1) {
+		t.Errorf("%d records: %+v", len(r), r)
+	}
+	if r.add(0, false, true); r.at(0) >= 0 {
+		t.Error("no answer has a record")
+	}
+	if r.add(7, false, false); r.at(7) >= 0 {
+		t.Error("an answer that is not given too often has a record")
 	}
 }

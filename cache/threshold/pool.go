@@ -68,6 +68,7 @@ type Pool struct {
 	own    sketch
 	labels int // in own
 	told   answers
+	record records
 	peers  map[string]sketch
 
 	model  model
@@ -93,7 +94,7 @@ func (p *Pool) Seen(c Cell) {
 
 // Add counts a label: whether the candidate's answer was the answer. answer are names of the candidate's answer, its class
 // first, then others such as a hash of its words; 0 is none. That it is the same says little where all answers are one, as an
-// outage's or a refusal: of the right labels that count at most leastTold are of one name, or as many as an eighth of all labels.
+// outage's or a refusal: of the right labels that count at most leastTold are of one name, on all nodes, or as many as a quarter of all labels.
 // Wrong ones all count, the safe direction, but for those of an answer that is disowned.
 func (p *Pool) Add(c Cell, same bool, answer ...uint64) {
 	if p == nil || c >= cells {
@@ -101,10 +102,10 @@ func (p *Pool) Add(c Cell, same bool, answer ...uint64) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	most := max(leastTold, p.labels/partTold)
+	most := max(1, leastTold/(1+len(p.peers)), p.labels/partTold)
 	often := slices.ContainsFunc(answer, func(a uint64) bool { return p.told.times(a) >= most })
-	if len(answer) > 0 {
-		p.told.observe(answer[0], c, same, most)
+	if s, _ := c.middle(); s >= floor && len(answer) > 0 {
+		p.record.add(answer[0], same, p.told.times(answer[0]) >= most)
 	}
 	switch {
 	case same && !often:
@@ -112,7 +113,7 @@ func (p *Pool) Add(c Cell, same bool, answer ...uint64) {
 			p.told.add(a)
 		}
 		p.count(c, count{labelled: 1, same: 1})
-	case !same && !(len(answer) > 0 && p.told.disowned(answer[0])):
+	case !same && !(len(answer) > 0 && p.record.disowned(answer[0])):
 		p.count(c, count{labelled: 1})
 	}
 }
@@ -125,7 +126,7 @@ func (p *Pool) disowned(answer uint64) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.told.disowned(answer)
+	return p.record.disowned(answer)
 }
 
 // count adds to a cell. The caller holds mu.
@@ -232,7 +233,7 @@ func (p *Pool) Forget(peer string) {
 func (p *Pool) Bytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.own.bytes() + p.told.bytes()
+	n := p.own.bytes() + p.told.bytes() + p.record.bytes()
 	for _, k := range p.peers {
 		n += k.bytes()
 	}

@@ -53,15 +53,19 @@ func (s *Stream) Guarded() *Stream {
 	return &with
 }
 
-// Uniform is the same stream, whose first n questions all get one answer: that of an outage, say, or a refusal.
-func (s *Stream) Uniform(n int) *Stream {
+// Uniform is the same stream, whose first n questions all get one answer in the same words: that of an outage, say, or a
+// refusal; or one of several, one after the other.
+func (s *Stream) Uniform(n, several int) *Stream {
 	with := *s
 	with.intents = slices.Clone(s.intents)
-	for i := range with.intents[:min(n, len(with.intents))] {
-		with.intents[i] = -1
+	for i := range min(n, len(with.intents)) {
+		with.intents[i] = -1 - int32(i*several/n)
 	}
 	return &with
 }
+
+// words names the words of the answer to question i; 0 where it has words of its own, as real answers have.
+func (s *Stream) words(i int) uint64 { return uint64(max(0, -s.intents[i])) }
 
 // First is the stream of the first n questions.
 func (s *Stream) First(n int) *Stream {
@@ -267,7 +271,7 @@ func (g *game) ask(i int) {
 	labelled := d.Action != threshold.Miss || g.Reluctant
 	if labelled {
 		first.e.own.Add(e.Similarity, d.Cell, same)
-		g.pool.Add(d.Cell, same, first.e.class)
+		g.pool.Add(d.Cell, same, first.e.class, g.stream.words(first.e.question))
 	}
 	switch d.Action {
 	case threshold.Explore:
