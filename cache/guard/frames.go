@@ -330,7 +330,7 @@ func (v *view) names(i int) bool {
 // Where the common beginning and end of two texts make a frame.
 const (
 	longFrame  = 12 // tokens: whatever the texts' length
-	shortFrame = 4  // tokens, where they are half of either text
+	shortFrame = 4  // tokens, where they are more than half of either text, or half and about as much differs
 	sameBag    = 4  // topic words in common, beside half as many that are not
 )
 
@@ -340,7 +340,8 @@ const (
 func (p *pair) frame(i, m, j, n int) {
 	a, b := p.a, p.b
 	common := i + len(a.tokens) - m
-	if common >= longFrame || common >= shortFrame && common*2 >= min(len(a.tokens), len(b.tokens)) {
+	half := 2*common - min(len(a.tokens), len(b.tokens))
+	if common >= longFrame || common >= shortFrame && (half > 0 || half == 0 && max(m-i, n-j)-min(m-i, n-j) <= 1) {
 		s, t := odd(a.tokens[i:m], b.tokens[j:n]), odd(b.tokens[j:n], a.tokens[i:m])
 		long := common >= longFrame
 		if (s != nil && t != nil || long && (s != nil || t != nil)) && (s == nil || t == nil || !denies(s, t)) {
