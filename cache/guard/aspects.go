@@ -7,7 +7,9 @@ const (
 	tenseFuture uint8 = 1 << iota
 	tensePast
 	tenseStill
-	tenseOnce // "used to"
+	tenseOnce    // "used to"
+	tensePresent // "does"
+	tenseDid     // "did", beside tensePast
 )
 
 // tense reads whether a text speaks of what will be, what was and what still is.
@@ -20,7 +22,11 @@ func (t *Text) tense() (bits uint8) {
 		switch tok.word {
 		case "will", "shall", "gonna", "going_to":
 			bits |= tenseFuture
-		case "was", "were", "did", "had", "already":
+		case "do", "does":
+			bits |= tensePresent
+		case "did":
+			bits |= tensePast | tenseDid
+		case "was", "were", "had", "already":
 			bits |= tensePast
 		case "has", "have":
 			if t.perfect(i) {
@@ -63,14 +69,15 @@ func (t *Text) perfect(i int) bool {
 
 // tenses refuses what will be beside what was, and what is still so beside what is over.
 func (p *pair) tenses() {
-	if p.a.lang != english || p.apart() {
+	if p.a.lang != english || p.apart() && (p.leftA > 1 || p.leftB > 1) {
 		return
 	}
 	s, t := p.a.tense(), p.b.tense()
 	over := func(s, t uint8, u *Text) bool {
-		return t&tensePast != 0 && t&s == 0 && (s&tenseFuture != 0 || s&tenseStill != 0 && u.negations == 0) && s&tensePast == 0
+		return t&tensePast != 0 && t&s&(tenseFuture|tensePast|tenseStill) == 0 && (s&tenseFuture != 0 || s&tenseStill != 0 && u.negations == 0) && s&tensePast == 0
 	}
-	if over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 {
+	if over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 ||
+		p.leftA+p.leftB == 0 && (s^t)&tensePresent != 0 && (s^t)&tenseDid != 0 && (s&tenseDid != 0) == (t&tensePresent != 0) {
 		p.refuse(KindModality, p.a.modalWord(), p.b.modalWord())
 		return
 	}
@@ -79,10 +86,15 @@ func (p *pair) tenses() {
 			continue
 		}
 		s, t := int(p.a.core[i]), int(p.b.core[p.toB[i]])
-		if x, y := p.a.timeOf(s), p.b.timeOf(t); x|y == tenseFuture|tensePast || x|y == tenseStill|tensePast {
+		if x, y := p.a.timeOf(s), p.b.timeOf(t); clash(x, y) || clash(y, x) {
 			p.refuse(KindModality, &p.a.tokens[s], &p.b.tokens[t])
 		}
 	}
+}
+
+// clash reports whether a verb is over on one side and not on the other.
+func clash(x, y uint8) bool {
+	return y&tensePast != 0 && (x == tenseFuture || x == tenseStill || x == tensePresent && y&tenseDid != 0)
 }
 
 // timeOf is when what the verb at token i says takes place; 0 where nothing tells.
@@ -101,7 +113,11 @@ func (t *Text) timeOf(i int) uint8 {
 				return tenseStill
 			}
 			return 0
-		case "was", "were", "did", "had", "has", "have":
+		case "did":
+			return tensePast | tenseDid
+		case "do", "does":
+			return tensePresent
+		case "was", "were", "had", "has", "have":
 			return tensePast
 		case "is", "are", "am", "be", "get", "gets", "a", "an", "the":
 			return 0
@@ -239,8 +255,30 @@ func (p *pair) scopes() {
 			p.refuse(KindQuantifier, &a.tokens[s], &b.tokens[t])
 		}
 	}
+	for i := range a.tokens {
+		if tok := &a.tokens[i]; tok.is(fLight) && !tok.is(fFunction) {
+			p.lightScope(i)
+		}
+	}
 	if s, t := a.everyone(), b.everyone(); (s == nil) != (t == nil) && p.leftA <= 1 && p.leftB <= 1 {
 		p.refuse(KindQuantifier, s, t)
+	}
+}
+
+// lightScope is scopes for a word that carries no topic: "this part", "every part".
+func (p *pair) lightScope(i int) {
+	x := p.a.scopeOf(i)
+	if x == scopeOpen {
+		return
+	}
+	for j := range p.b.tokens {
+		if p.b.tokens[j].stem != p.a.tokens[i].stem {
+			continue
+		}
+		if y := p.b.scopeOf(j); y != x && y != scopeOpen {
+			p.refuse(KindQuantifier, &p.a.tokens[i], &p.b.tokens[j])
+		}
+		return
 	}
 }
 

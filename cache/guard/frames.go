@@ -1,5 +1,7 @@
 package guard
 
+import "strings"
+
 // maxUnits bounds the units of a text; what stands beyond belongs to the last one.
 const maxUnits = 32
 
@@ -72,7 +74,7 @@ func particle(v, w string) bool {
 	if len(v) > len(w) {
 		v, w = w, v
 	}
-	return len(w) > len(v) && w[len(v)] == '_' && w[:len(v)] == v
+	return len(w) > len(v) && w[len(v)] == '_' && w[:len(v)] == v && strings.IndexByte(w[len(v)+1:], '_') < 0
 }
 
 // alike reports whether what the other side asks is nearly all asked by this one, so that
@@ -85,6 +87,16 @@ func (v *view) alike(back *view) bool {
 		}
 	}
 	return missing*2 <= len(v.other.core)-missing
+}
+
+// whole reports whether every topic word is answered.
+func (v *view) whole() bool {
+	for i := range v.t.core {
+		if v.to[i] < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // sentences refuses where one side has a sentence, or a clause that names a condition, to
@@ -102,7 +114,7 @@ func (p *pair) sentences() {
 		p.refuse(KindSentence, nil, tok)
 	}
 	if x.alike(&y) {
-		if tok := x.unanswered(&y.units); tok != nil {
+		if tok := x.unanswered(&y.units, y.whole()); tok != nil {
 			p.refuse(KindSentence, tok, nil)
 		}
 		if tok := x.condition(); tok != nil {
@@ -110,7 +122,7 @@ func (p *pair) sentences() {
 		}
 	}
 	if y.alike(&x) {
-		if tok := y.unanswered(&x.units); tok != nil {
+		if tok := y.unanswered(&x.units, x.whole()); tok != nil {
 			p.refuse(KindSentence, nil, tok)
 		}
 		if tok := y.condition(); tok != nil {
@@ -121,8 +133,14 @@ func (p *pair) sentences() {
 }
 
 // unanswered finds a word of a unit that the other side lacks: of one that is nobody's
-// counterpart, and answers to nothing itself or tells much more that is new.
-func (v *view) unanswered(theirs *units) *token {
+// counterpart, and answers to nothing itself or tells much more that is new. Where all that the
+// other side says is said here too (whole), as much is enough: "The server is on fire. How do
+// I restart it?"
+func (v *view) unanswered(theirs *units, whole bool) *token {
+	slack := 2
+	if whole {
+		slack = 0
+	}
 	if v.units.n < 2 {
 		return nil
 	}
@@ -134,7 +152,7 @@ func (v *view) unanswered(theirs *units) *token {
 		}
 		from, to := v.units.first[k], v.units.first[k+1]
 		missing, answered, first := v.count(from, to)
-		if first != nil && (answered == 0 && !v.touches(from, to) || !best[k] && (answered == 0 || missing > answered+1)) {
+		if first != nil && (answered == 0 && !v.touches(from, to) || !best[k] && (answered == 0 || missing >= answered+slack)) {
 			return first
 		}
 	}
@@ -370,7 +388,7 @@ func (p *pair) frame(i, m, j, n int) {
 
 // excess finds a word with a sense that these have beyond those, where these say more than
 // that and those nothing: "a flight", "a flight booked through an agency". At the end of a
-// text a plain word beside it is enough: "and say something nasty".
+// text one is enough where the other text just ends: "remove a tick", "… from a cat".
 func excess(these, those []token, last bool) *token {
 	if odd(those, these) != nil {
 		return nil
@@ -379,7 +397,7 @@ func excess(these, those []token, last bool) *token {
 	if !last {
 		plain |= fLight | fVague
 	}
-	if lone(these, those, plain)-lone(those, these, plain) < 2 {
+	if n := lone(these, those, plain) - lone(those, these, plain); n < 1 || n < 2 && (!last || len(those) > 0) {
 		return nil
 	}
 	return odd(these, those)
