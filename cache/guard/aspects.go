@@ -86,7 +86,7 @@ func (p *pair) tenses() {
 			continue
 		}
 		s, t := int(p.a.core[i]), int(p.b.core[p.toB[i]])
-		if x, y := p.a.timeOf(s), p.b.timeOf(t); clash(x, y) || clash(y, x) {
+		if x, y := p.a.timeOf(s), p.b.timeOf(t); (clash(x, y) || clash(y, x)) && p.a.tokens[s].flags&tNegated == 0 {
 			p.refuse(KindModality, &p.a.tokens[s], &p.b.tokens[t])
 		}
 	}

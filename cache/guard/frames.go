@@ -461,17 +461,23 @@ func (p *pair) exchangedUnits(x, y *units) {
 	if p.leftA+p.leftB > 2 || min(x.n, y.n) < 2 {
 		return
 	}
-	last, lastB := -1, -1
+	unit, furthest, behind, from := -1, -1, -1, -1 // behind: the furthest before this unit, and from where
 	for i := range p.a.core {
 		if p.toB[i] < 0 {
 			continue
 		}
 		k, l := x.of(int(p.a.core[i])), y.of(int(p.b.core[p.toB[i]]))
-		if last >= 0 && k > last && l < lastB && (p.a.asksIn(x, k) == p.a.asksIn(x, last) || max(x.n, y.n) > 3) {
-			p.refuse(KindOrder, &p.a.tokens[x.first[last]], &p.a.tokens[x.first[k]])
+		if k > unit {
+			if furthest > behind {
+				behind, from = furthest, unit
+			}
+			unit = k
+		}
+		if l < behind && (p.a.asksIn(x, k) == p.a.asksIn(x, from) || max(x.n, y.n) > 3) {
+			p.refuse(KindOrder, &p.a.tokens[x.first[from]], &p.a.tokens[x.first[k]])
 			return
 		}
-		last, lastB = k, l
+		furthest = max(furthest, l)
 	}
 }
 

@@ -530,7 +530,7 @@ func (t *Text) question() {
 			continue
 		}
 		if tok.lex != nil {
-			if !t.relative(i, asking || t.asks&^tok.lex.asks != 0) {
+			if !t.relative(i, asking || t.what || t.asks&^tok.lex.asks != 0) {
 				t.asks |= tok.lex.asks
 			}
 			t.answers |= tok.lex.answers
