@@ -95,6 +95,32 @@ func TestOtherWordings(t *testing.T) {
 	n.await("the policy", func() bool { return strings.Contains(n.ok("cache", "stats"), "not in the policy any more") })
 }
 
+// TestWarmedWordings: a question that is warmed gets an answer of its own, whatever is kept in other words, and serves others.
+func TestWarmedWordings(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", wordingsPolicy(startFake(t))))
+	n.await("the backend to be up", func() bool { return status(t, n.admin+"/readyz") == http.StatusOK })
+	put := func(entries int) {
+		t.Helper()
+		n.await("the answer to be put in", func() bool {
+			return strings.Contains(get(t, n.admin+"/metrics"), fmt.Sprintf("\nheadgate_semantic_entries %d\n", entries))
+		})
+	}
+	for i, text := range []string{"How do I reset my password?", "How can I reset my password?"} {
+		r := runCLI(t, []string{"HEADGATE_API_KEY=" + cliKey}, "cache", "warm", "-f", wordings(t, text), "--url", n.front, "--surface", "faq")
+		if r.code != 0 || !strings.Contains(r.stdout, "1 requests: 0 kept already, 1 asked of the model, 0 asked but not cacheable") {
+			t.Errorf("%q: %+v", text, r)
+		}
+		put(i + 1)
+	}
+	if got := n.cached("How can I reset my password?"); got != "exact" {
+		t.Errorf("what was warmed is a %s", got)
+	}
+	if got := n.cached("How could I reset my password?"); got != "semantic" {
+		t.Errorf("what was warmed serves no other wording, which is a %s", got)
+	}
+}
+
 // TestWrongWordingCalls: what can't be is refused, by the command or by the node.
 func TestWrongWordingCalls(t *testing.T) {
 	t.Parallel()

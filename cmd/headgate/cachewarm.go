@@ -78,7 +78,7 @@ func warmCommand() *cobra.Command {
 			"as need be:\n\n" +
 			"  {\"model\": \"llama-8b\", \"temperature\": 0, \"messages\": [{\"role\": \"user\", \"content\": \"Where is my parcel?\"}]}\n" +
 			"  {\"headers\": {\"X-Headgate-Cache-Tags\": \"doc-7\"}, \"body\": {\"model\": \"llama-8b\", …}}\n\n" +
-			"What counts for the key must be as in the requests to come: see headgate cache explain-key. - is the\nstandard input. Streams are asked for whole: that makes no other key.",
+			"What counts for the key must be as in the requests to come: see headgate cache explain-key. - is the\nstandard input. Streams are asked for whole: that makes no other key. No request takes the answer of a\nquestion in other words: each gets its own, which may serve others later.",
 		Example: "  export HEADGATE_API_KEY=hg_live_…\n  headgate cache warm -f requests.jsonl --surface faq\n" +
 			"  headgate cache warm -f requests.jsonl --surface faq --refresh --concurrency 2",
 	}
@@ -297,7 +297,7 @@ func (w *warming) request(ctx context.Context, s *savedRequest) (*http.Request, 
 			req.Header.Add(name, v)
 		}
 	}
-	own := map[string]string{"Authorization": "Bearer " + w.key, "Content-Type": "application/json", "X-Headgate-Class": "best_effort"}
+	own := map[string]string{"Authorization": "Bearer " + w.key, "Content-Type": "application/json", "X-Headgate-Class": "best_effort", "X-Headgate-Similarity": "1"} // an answer of its own, not another question's
 	if s.User != "" {
 		own["X-Headgate-User"] = s.User
 	}
