@@ -10,6 +10,7 @@ const (
 	tenseOnce    // "used to"
 	tensePresent // "does"
 	tenseDid     // "did", beside tensePast
+	tenseNow     // "is reserved"
 )
 
 // tense reads whether a text speaks of what will be, what was and what still is.
@@ -31,6 +32,10 @@ func (t *Text) tense() (bits uint8) {
 		case "has", "have":
 			if t.perfect(i) {
 				bits |= tensePast
+			}
+		case "is", "are", "am":
+			if t.perfect(i) {
+				bits |= tenseNow
 			}
 		case "still", "ongoing":
 			bits |= tenseStill
@@ -76,7 +81,11 @@ func (p *pair) tenses() {
 	over := func(s, t uint8, u *Text) bool {
 		return t&tensePast != 0 && t&s&(tenseFuture|tensePast|tenseStill) == 0 && (s&tenseFuture != 0 || s&tenseStill != 0 && u.negations == 0) && s&tensePast == 0
 	}
-	if over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 ||
+	now := func(s, t uint8) bool {
+		const times = tenseFuture | tensePast | tenseStill | tenseNow
+		return s&times == tenseFuture && t&times == tenseNow && p.leftA+p.leftB == 0 && (p.a.asks|p.b.asks)&(whWhen|whLong) == 0
+	}
+	if now(s, t) || now(t, s) || over(s, t, p.b) || over(t, s, p.a) || (s^t)&tenseOnce != 0 ||
 		p.leftA+p.leftB == 0 && (s^t)&tensePresent != 0 && (s^t)&tenseDid != 0 && (s&tenseDid != 0) == (t&tensePresent != 0) {
 		p.refuse(KindModality, p.a.modalWord(), p.b.modalWord())
 		return
