@@ -333,7 +333,11 @@ func (d *decoder) mapping(at place, n ast.Node, v reflect.Value) {
 		case lines[name] > 0:
 			d.add(at.field(name), key, "%q stands here twice; the first is on line %d", name, lines[name])
 		default:
-			d.value(at.field(name), it.Value(), v.Field(i))
+			if instead := mistaken(v, name, it.Value()); instead != "" {
+				d.add(at.field(name), it.Value(), "%s", instead)
+			} else {
+				d.value(at.field(name), it.Value(), v.Field(i))
+			}
 		}
 		lines[name] = line
 	}
@@ -350,6 +354,27 @@ func unknown(v reflect.Value, name string, names []string) string {
 		}
 	}
 	return didYouMean(name, names)
+}
+
+// mistaker is a type that knows what others write as the values of its fields, in plain values, "" for none: what to
+// write instead, "" where it can't tell.
+type mistaker interface{ mistaken(field, value string) string }
+
+// mistaken is an error about the value of a field of v; "" where there is none.
+func mistaken(v reflect.Value, field string, n ast.Node) string {
+	m, ok := reflect.TypeAssert[mistaker](v.Addr())
+	if !ok {
+		return ""
+	}
+	switch n := n.(type) {
+	case *ast.NullNode:
+		return m.mistaken(field, "")
+	case *ast.StringNode:
+		return m.mistaken(field, n.Value)
+	case *ast.IntegerNode, *ast.FloatNode:
+		return m.mistaken(field, n.GetToken().Value)
+	}
+	return ""
 }
 
 // fieldNames are a struct's, in its order: every field has one.
@@ -375,7 +400,7 @@ func lineOf(file *ast.File, path string) int {
 }
 
 // maxNamed bounds the names that stand in an error.
-const maxNamed = 8
+const maxNamed = 9
 
 // didYouMean is the end of an error about a name that is none of names: the one that was meant, or else
 // which there are.

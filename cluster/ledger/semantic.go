@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 )
@@ -18,6 +19,9 @@ const (
 	mostHitBound      Factor = 500_000
 	defaultAudit      Factor = 50_000
 	defaultAnswers    Factor = 920_000
+
+	// leastAudit is the share of audits below which a warning says that they tell next to nothing.
+	leastAudit Factor = 5_000
 )
 
 // builtinEmbedder is what a policy calls the model that is in the program.
@@ -56,7 +60,8 @@ type ResolvedSemantic struct {
 func (*Semantic) misnamed(name string) string {
 	const similarity = "write threshold, with mode: static, as a similarity: 1 is the same text, and a distance is 1 less the similarity"
 	switch n := strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(name)); {
-	case strings.Contains(n, "answer"): // of which one is a similarity, too
+	case strings.Contains(n, "answer"): // which is a similarity, too
+		return "write answers for the similarity from which two answers say the same"
 	case strings.Contains(n, "distance"), strings.Contains(n, "similarity"), strings.Contains(n, "score"), strings.Contains(n, "cutoff"):
 		return similarity
 	case n == "delta", n == "maxerror", n == "errorrate":
@@ -67,6 +72,54 @@ func (*Semantic) misnamed(name string) string {
 		return "a surface without semantic has it off; write mode: shadow, static or learned"
 	}
 	return ""
+}
+
+// semanticShare is between what a share or a similarity of a policy may be, and an example.
+type semanticShare struct {
+	what        string
+	above, most Factor
+	example     Factor
+}
+
+// shareOf is what a field may be; ok says whether it is such a field.
+func (*Semantic) shareOf(field string) (s semanticShare, ok bool) {
+	switch field {
+	case "threshold":
+		return semanticShare{"a similarity", leastSimilarity, factorOne, 950_000}, true
+	case "answers":
+		return semanticShare{"a similarity", leastSimilarity, factorOne, defaultAnswers}, true
+	case "error_bound":
+		return semanticShare{"a share", 0, mostErrorBound, defaultErrorBound}, true
+	case "hit_error_bound":
+		return semanticShare{"a share", 0, mostHitBound, defaultHitBound}, true
+	case "audit":
+		return semanticShare{"a share", 0, factorOne, defaultAudit}, true
+	}
+	return s, false
+}
+
+// mistaken says what to write instead of a value that is no decimal.
+func (m *Semantic) mistaken(field, value string) string {
+	s, ok := m.shareOf(field)
+	var f Factor
+	if value == "" || !ok || f.parse(scalar{text: value}) == nil {
+		return ""
+	}
+	between := fmt.Sprintf("this is %s above %s and at most %s", s.what, s.above, s.most)
+	if number, percent := strings.CutSuffix(value, "%"); percent && f.parse(scalar{text: strings.TrimSpace(number)}) == nil && f%100 == 0 {
+		if f /= 100; f > s.above && f <= s.most {
+			return fmt.Sprintf("%.20s is a percentage, and %s: write %s", value, between, f)
+		}
+	}
+	return fmt.Sprintf("%.20q is no decimal with at most six digits behind the point, and %s, as in %s", value, between, s.example)
+}
+
+// mistaken says of a semantic cache without a value, which looks as if it were on, what to write.
+func (*Surface) mistaken(field, value string) string {
+	if field != "semantic" || value != "" {
+		return ""
+	}
+	return "without a value it is off; write semantic: {} for mode: shadow, or remove it"
 }
 
 func (m *Semantic) mode() string {
@@ -204,12 +257,12 @@ func (c *checker) threshold(at place, m *Semantic) {
 func (c *checker) similarity(at place, f *Factor) {
 	switch {
 	case f == nil:
-	case *f <= leastSimilarity:
+	case *f < leastSimilarity:
 		c.add(at, "%s looks like a distance, and this is a similarity, where 1 is the same: write 1 less the distance, here %s; a similarity is above %s and at most 1", *f, factorOne-*f, leastSimilarity)
 	case *f > 100*leastSimilarity && *f <= 100*factorOne:
 		c.add(at, "%s looks like a percentage: write %s; a similarity is above %s and at most 1", *f, *f/100, leastSimilarity)
-	case *f > factorOne:
-		c.add(at, "%s is no similarity, which is above %s and at most 1, as in 0.95", *f, leastSimilarity)
+	case *f == leastSimilarity, *f > factorOne:
+		c.add(at, "%s is no similarity of a policy, which is above %s and at most 1, as in 0.95", *f, leastSimilarity)
 	}
 }
 
@@ -226,7 +279,9 @@ func (c *checker) semanticModels(at place, m *Semantic, models map[string]bool) 
 	case m.Embedder == builtinEmbedder && models[builtinEmbedder]:
 		c.add(at.field("embedder"), "builtin is the program's own model, and a model of the policy is called so, too; leave embedder out for the program's own, or call the other by another name or alias")
 	case !m.builtin():
-		c.ref(at.field("embedder"), "model", m.Embedder, models)
+		known := maps.Clone(models)
+		known[builtinEmbedder] = true // may be what was meant
+		c.ref(at.field("embedder"), "model", m.Embedder, known)
 	}
 	if m.Verifier == "" {
 		return
@@ -260,8 +315,14 @@ func (w *warnings) semantic(at place, s *Surface, models map[string]*Model) {
 	if e, h := valueOr(m.ErrorBound, defaultErrorBound), valueOr(m.HitErrorBound, defaultHitBound); e > h {
 		w.add(at.field("error_bound"), "%s of all requests is more than %s of the hits, which end it first; is that so?", e, h)
 	}
-	if m.Audit != nil && m.mode() == "shadow" {
+	if h := m.HitErrorBound; h != nil && *h < defaultHitBound {
+		w.add(at.field("hit_error_bound"), "that more than %s of the hits are wrong is found only after very many audits; do not rely on a bound below %s", *h, defaultHitBound)
+	}
+	switch a := m.Audit; {
+	case a != nil && m.mode() == "shadow":
 		w.add(at.field("audit"), "in shadow the model is asked of every hit; audit counts with static and learned")
+	case a != nil && *a < leastAudit:
+		w.add(at.field("audit"), "where only %s of the hits are audited, whether the bounds are kept can hardly be known; 0.05 is the default", *a)
 	}
 	if x := s.Exact; x != nil && x.Tools {
 		w.add(at, "answers with tool calls are kept, too, and their arguments are those of the first wording; is that so?")

@@ -49,10 +49,8 @@ func TestSemanticsAreCompiled(t *testing.T) {
 	if ttl != 90*time.Second {
 		t.Errorf("where it says nothing answers are kept for %v, and exact's ttl is 90 s", ttl)
 	}
-	for _, off := range []string{keeping, keeping + ", semantic:", keeping + ", semantic: null"} {
-		if got := indexOf(t, surfaced(off)).Surfaces["docs"]; got.Semantic != nil || got.Exact == nil {
-			t.Errorf("%s: it is %+v", off, got.Semantic)
-		}
+	if got := indexOf(t, surfaced(keeping)).Surfaces["docs"]; got.Semantic != nil || got.Exact == nil {
+		t.Errorf("without semantic it is %+v", got.Semantic)
 	}
 }
 
@@ -65,22 +63,32 @@ func TestSemanticRefuses(t *testing.T) {
 		"threshold: 0.95":                at + ".threshold: a threshold does nothing with mode: shadow, in which nothing is served; remove it, or write mode: static",
 		"mode: learned, threshold: 0.95": at + ".threshold: a threshold does nothing with mode: learned, which finds its own; remove it, or write mode: static",
 		"mode: static, threshold: 0.07":  at + ".threshold: 0.07 looks like a distance, and this is a similarity, where 1 is the same: write 1 less the distance, here 0.93",
-		"mode: static, threshold: 0.5":   "0.5 looks like a distance",
+		"mode: static, threshold: 0.5":   at + ".threshold: 0.5 is no similarity of a policy, which is above 0.5 and at most 1, as in 0.95",
 		"mode: static, threshold: 0":     "0 looks like a distance",
 		"mode: static, threshold: 95":    at + ".threshold: 95 looks like a percentage: write 0.95;",
 		"mode: static, threshold: 100":   at + ".threshold: 100 looks like a percentage: write 1;",
 		"mode: static, threshold: 50":    at + ".threshold: 50 is no similarity",
 		"mode: static, threshold: 1.2":   at + ".threshold: 1.2 is no similarity",
 		"mode: static, threshold: 300":   at + ".threshold: 300 is no similarity",
-		"mode: static, threshold: -0.5":  at + ".threshold: a factor is a decimal between",
-		"mode: static, threshold: high":  "a factor is a decimal between",
+		"mode: static, threshold: -0.5":  at + `.threshold: "-0.5" is no decimal with at most six digits behind the point, and this is a similarity above 0.5 and at most 1, as in 0.95`,
+		"mode: static, threshold: high":  `"high" is no decimal`,
+		"mode: static, threshold: 85%":   at + ".threshold: 85% is a percentage, and this is a similarity above 0.5 and at most 1: write 0.85",
+		"mode: static, threshold: 40%":   `"40%" is no decimal`,
+		"answers: 92.5%":                 at + ".answers: 92.5% is a percentage, and this is a similarity above 0.5 and at most 1: write 0.925",
+		"error_bound: 1%":                at + ".error_bound: 1% is a percentage, and this is a share above 0 and at most 0.2: write 0.01",
+		"hit_error_bound: 60%":           at + `.hit_error_bound: "60%" is no decimal with at most six digits behind the point, and this is a share above 0 and at most 0.5, as in 0.02`,
+		"audit: 5 %":                     at + ".audit: 5 % is a percentage, and this is a share above 0 and at most 1: write 0.05",
+		"embedder: built-in":             at + `.embedder: there is no model "built-in"; did you mean "builtin"?`,
+		"embedder: buildin":              `did you mean "builtin"?`,
+		"embedder: own":                  `there is no model "own"; there are builtin, e5, `,
 		"error_bound: 0":                 at + ".error_bound: 0 is not above 0 and at most 0.2: it is the most of all requests that may be answered wrongly",
 		"error_bound: 0.200001":          "0.200001 is not above 0 and at most 0.2",
 		"hit_error_bound: 0":             at + ".hit_error_bound: 0 is not above 0 and at most 0.5: it is the most of the hits that may be wrong",
 		"hit_error_bound: 0.500001":      "0.500001 is not above 0 and at most 0.5",
 		"audit: 0":                       at + ".audit: 0 is not above 0 and at most 1: it is the share of the hits of which the model is asked all the same",
 		"audit: 1.000001":                "1.000001 is not above 0 and at most 1",
-		"answers: 0.5":                   at + ".answers: 0.5 looks like a distance",
+		"answers: 0.5":                   at + ".answers: 0.5 is no similarity",
+		"answers: 0.49":                  at + ".answers: 0.49 looks like a distance",
 		"answers: 1.01":                  at + ".answers: 1.01 is no similarity",
 		"ttl: 0s":                        at + ".ttl: with a ttl of 0 nothing is kept; remove semantic, or leave ttl out for that of exact",
 		"ttl: 401d":                      at + ".ttl: a ttl above 400d is not allowed",
@@ -98,19 +106,19 @@ func TestSemanticRefuses(t *testing.T) {
 		"min-score: 0.9":                      "write threshold, with mode: static, as a similarity",
 		"treshold: 0.9":                       `unknown field "treshold"; did you mean "threshold"?`,
 		"similarity: 0.9":                     "write threshold, with mode: static, as a similarity",
-		"answer_similarity: 0.9":              `there are mode, threshold`,
+		"answer_similarity: 0.9":              "write answers for the similarity from which two answers say the same",
 		"delta: 0.02":                         "write error_bound for the most of all requests",
 		"model: e5":                           "write embedder: the name of a model of this policy, or builtin",
 		"embedding_model: e5":                 "write embedder: the name of a model of this policy, or builtin",
 		"enabled: true":                       "a surface without semantic has it off; write mode: shadow, static or learned",
-		"frequency: 5":                        "; there are mode, threshold, error_bound, hit_error_bound, audit, ttl, embedder, verifier, …",
+		"frequency: 5":                        "; there are mode, threshold, error_bound, hit_error_bound, audit, ttl, embedder, verifier, answers",
 		"embeder: e5":                         `did you mean "embedder"?`,
 		"}, semantic: {mode: learned":         `"semantic" stands here twice`,
 		"mode: [static], threshold: 0.95":     "must be text",
 		"mode: static, threshold: [0.95]":     "must be a plain value",
 		"}}\n  - {name: builtin, semantic: {": "surfaces[builtin].semantic: semantic needs exact beside it",
-		"mode: static, threshold: 0.5e0":      "a factor is a decimal between",
-		"mode: static, threshold: \"95%\"":    "a factor is a decimal between",
+		"mode: static, threshold: 0.5e0":      "is no decimal",
+		"mode: static, threshold: \"95%\"":    "95% is a percentage",
 	} {
 		if p, err := ParsePolicy([]byte(asked(keeping, text))); p != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", text, err, want)
@@ -118,6 +126,11 @@ func TestSemanticRefuses(t *testing.T) {
 	}
 	if _, err := ParsePolicy([]byte(surfaced(keeping + ", semantic: true"))); err == nil || !strings.Contains(err.Error(), "must be a mapping of mode, threshold") {
 		t.Errorf("semantic: true: %v", err)
+	}
+	for _, bare := range []string{", semantic:", ", semantic: null", ", semantic: ~"} { // it looks as if it were on
+		if _, err := ParsePolicy([]byte(surfaced(keeping + bare))); err == nil || !strings.Contains(err.Error(), at+": without a value it is off; write semantic: {} for mode: shadow, or remove it") {
+			t.Errorf("%s: %v", bare, err)
+		}
 	}
 	if _, err := ParsePolicy([]byte(asked(keeping, "embedder: e6, verifier: x"))); err == nil || strings.Contains(err.Error(), "embeds") || strings.Count(err.Error(), "there is no model") != 2 {
 		t.Errorf("two models that are none: %v", err)
@@ -166,18 +179,22 @@ func TestWhatIsSensitiveHasNoSemanticCache(t *testing.T) {
 func TestSemanticWarnings(t *testing.T) {
 	const at = "surfaces[docs].semantic"
 	for text, want := range map[string]string{
-		"|":                                    "",
-		"|mode: static, threshold: 0.8":        "",
-		"|mode: static, threshold: 0.799999":   at + ".threshold: unrelated questions reach a similarity of 0.799999; `headgate cache calibrate` finds a threshold that holds",
-		"share: user, exact: {}|":              at + ": users ask the same seldom, and these answers are for the user who got them: there will be few hits; write share: tenant where an answer is the same for all",
-		"|error_bound: 0.03":                   at + ".error_bound: 0.03 of all requests is more than 0.02 of the hits, which end it first; is that so?",
-		"|error_bound: 0.02":                   "",
-		"|hit_error_bound: 0.005":              at + ".error_bound: 0.01 of all requests is more than 0.005 of the hits, which end it first; is that so?",
-		"|audit: 0.1":                          at + ".audit: in shadow the model is asked of every hit; audit counts with static and learned",
-		"|mode: learned, audit: 0.1":           "",
-		"share: tenant, exact: {tools: true}|": at + ": answers with tool calls are kept, too, and their arguments are those of the first wording; is that so?",
-		"|ttl: 6h":                             "",
-		"|ttl: 7h":                             at + ".ttl: an answer is given to other wordings for 7h0m0s, and to its own for 6h0m0s; is that so?",
+		"|":                                  "",
+		"|mode: static, threshold: 0.8":      "",
+		"|mode: static, threshold: 0.799999": at + ".threshold: unrelated questions reach a similarity of 0.799999; `headgate cache calibrate` finds a threshold that holds",
+		"share: user, exact: {}|":            at + ": users ask the same seldom, and these answers are for the user who got them: there will be few hits; write share: tenant where an answer is the same for all",
+		"|error_bound: 0.03":                 at + ".error_bound: 0.03 of all requests is more than 0.02 of the hits, which end it first; is that so?",
+		"|error_bound: 0.02":                 "",
+		"|hit_error_bound: 0.005": at + ".error_bound: 0.01 of all requests is more than 0.005 of the hits, which end it first; is that so?\n" +
+			at + ".hit_error_bound: that more than 0.005 of the hits are wrong is found only after very many audits; do not rely on a bound below 0.02",
+		"|audit: 0.1":                                   at + ".audit: in shadow the model is asked of every hit; audit counts with static and learned",
+		"|mode: learned, audit: 0.1":                    "",
+		"|hit_error_bound: 0.02":                        "",
+		"|mode: learned, audit: 0.005":                  "",
+		"|mode: learned, audit: 0.004999":               at + ".audit: where only 0.004999 of the hits are audited, whether the bounds are kept can hardly be known; 0.05 is the default",
+		"share: tenant, exact: {tools: true}|":          at + ": answers with tool calls are kept, too, and their arguments are those of the first wording; is that so?",
+		"|ttl: 6h":                                      "",
+		"|ttl: 7h":                                      at + ".ttl: an answer is given to other wordings for 7h0m0s, and to its own for 6h0m0s; is that so?",
 		"share: tenant, exact: {ttl: 1h, max_ttl: 2h}|": "",
 		"share: tenant, exact: {max_ttl: 2h}|ttl: 2h":   "",
 		"share: tenant, exact: {max_ttl: 2h}|ttl: 2h1s": at + ".ttl: an answer is given to other wordings for 2h0m1s, and to its own for 2h0m0s; is that so?",
