@@ -13,14 +13,14 @@ const (
 	// beginning of one block, however often it is looked at: at most one false trip in a thousand blocks, of 128 audits each.
 	tripAlpha = 0.001
 	// recoverAlpha is the chance that one whose error is above the bound is let go on after a trip, likewise.
-	recoverAlpha = 0.05
+	recoverAlpha = 0.001
 	// publishAlpha is the chance that the published bounds ever exclude the truth.
 	publishAlpha = 0.05
 
 	blockAudits   = 128
 	blockRequests = 1 << 20
 	maxBlocks     = 16  // what is older is forgotten
-	minRecover    = 200 // would-be hits, after a trip, before hits are served again
+	minRecover    = 200 // audits, of the newest after a trip, before hits are served again
 
 	// minLook is how many audits there must be, the newest, before it is said of them that too few could be labelled. Below
 	// blindBelow of them no hit is served any more, from sightFrom on it is again.
@@ -194,16 +194,17 @@ func (b *Budget) count(t *tally) {
 // judge trips or lets go on, where either is sure.
 func (b *Budget) judge() {
 	b.look()
-	if b.own.state%2 == 1 {
-		t := b.recent(0)
-		if t.audited >= minRecover && excluded(&t, t.bound(b.hitBound, b.requestBound), recoverAlpha) < 0 {
-			b.change(b.own.state+1, tally{})
-		}
-		return
-	}
+	tripped := b.own.state%2 == 1
 	for n := 1; n <= maxBlocks; n++ {
 		t := b.recent(n)
 		p := t.bound(b.hitBound, b.requestBound)
+		if tripped { // by the newest, too: what was wrong until somebody mended it must not hold it for ever
+			if t.audited >= minRecover && excluded(&t, p, recoverAlpha) < 0 {
+				b.change(b.own.state+1, tally{})
+				return
+			}
+			continue
+		}
 		if float64(t.wrong) > p*float64(t.audited) && excluded(&t, p, tripAlpha) > 0 { // the first half is cheap, and mostly enough
 			b.change(b.own.state+1, t)
 			return
@@ -302,7 +303,7 @@ type Rate struct{ Estimate, Lower, Upper float64 }
 type Snapshot struct {
 	// Since the nodes started. Unlabelled are audits that found out nothing; Audited has those that did.
 	Requests, WouldHits, Served, Audited, Wrong, Reported, Unlabelled int64
-	// Of the newest blocks; while it is tripped, of By and Since. Where it is Blind, bounds are 0 and 1: it is not known.
+	// Of the newest blocks; and after a trip, until they are enough to let it go on, of By, too. Where it is Blind, bounds are 0 and 1: it is not known.
 	PerRequest, PerHit Rate
 	// Confidence of the bounds, however often one looks.
 	Confidence float64
@@ -334,9 +335,11 @@ func (b *Budget) Snapshot() Snapshot {
 	}
 	t := b.recent(maxBlocks)
 	if s.Tripped {
-		t = b.recent(0)
-		s.By, s.Since = b.own.by.found(), t.found()
-		t.add(&b.own.by)
+		since := b.recent(0)
+		s.By, s.Since = b.own.by.found(), since.found()
+		if t.audited < minRecover { // too few to let it go on
+			t.add(&b.own.by)
+		}
 	}
 	s.PerHit = interval(&t, publishAlpha)
 	if s.Blind {

@@ -121,6 +121,20 @@ func TestBudgetRecovers(t *testing.T) {
 	}
 }
 
+// TestBudgetForgetsWhatWasMended: however long a surface went wrong after its trip, it comes back soon after that has ended.
+func TestBudgetForgetsWhatWasMended(t *testing.T) {
+	for seed := range uint64(20) {
+		b, rng := NewBudget(bounded(0.02, 1)), rand.New(rand.NewPCG(seed, 5))
+		play(b, rng, 1_000, 1, 0.6, true)
+		if play(b, rng, 3_000, 1, 0.6, false); b.Allowed() {
+			t.Fatalf("seed %d: it did not trip", seed)
+		}
+		if n := play(b, rng, 4_000, 1, 0.002, false); !b.Allowed() {
+			t.Errorf("seed %d: after %d more, of which two in a thousand were wrong, it has not come back: %+v", seed, n, b.Snapshot())
+		}
+	}
+}
+
 // audit labels n would-be hits, all right or all wrong.
 func audit(b *Budget, n int, same bool) {
 	for range n {
