@@ -129,7 +129,11 @@ func cacheStatsCommand() *cobra.Command {
 		Use: "stats", Short: "Show what a node's cache holds, how often it answers, and what it saved", Args: exactly(0),
 		Long: "Show the cache of the node that is asked, since it was started: what it holds, and for each tenant and\n" +
 			"surface how many requests it answered of those that it could have. What was not cacheable is told by\nreason; headgate cache explain-key says more. Then the templates of prompts: how much of them is the same\n" +
-			"from the start on, which is what a model's own cache can reuse, and how much of the input it did reuse.",
+			"from the start on, which is what a model's own cache can reuse, and how much of the input it did reuse.\n\n" +
+			"Surfaces with a semantic cache have a table of their own. QUESTIONS, IN, SERVED, AUDITED, EXPLORED, MISSED,\n" +
+			"SAME, OTHER, PROBES and REPORTED are of the node that is asked: SAME and OTHER are comparisons of the model's\n" +
+			"answer with the kept one, by what they found, and PROBES questions that look made to be taken for others.\n" +
+			"WRONG OF HITS, WRONG OF REQUESTS and STATE are of the whole cluster; headgate docs semantic has more.",
 		Example: "  headgate cache stats\n  headgate cache stats --json",
 	}
 	a := adminFlags(c)

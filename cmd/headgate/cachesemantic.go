@@ -45,7 +45,11 @@ func recentCommand() *cobra.Command {
 		Use: "recent", Short: "Show what the semantic cache said of a node's latest requests, and why", Args: exactly(0),
 		Long: "Show what the semantic cache said of the latest 1,000 requests of the node that is asked, the newest first:\n" +
 			"how similar the nearest question was, by what that was measured, and which guards refused it. What people\n" +
-			"asked is not shown, nor kept for it.",
+			"asked is not shown, nor kept for it.\n\n" +
+			"ACTION is serve; audit, where it would have been a hit and the model was asked to check; explore, where it\n" +
+			"was none and the model's answer was compared, to learn; or miss. THRESHOLD is a similarity in mode static,\n" +
+			"and a probability in learned and shadow, not to be compared with SIMILARITY. REFUSED BY are the guards that\n" +
+			"refused the nearest question that any refused: where another got by them, SIMILARITY and ENTRY are of that.",
 		Example: "  headgate cache recent\n  headgate cache recent --served --surface faq",
 	}
 	a := adminFlags(c)
@@ -54,10 +58,18 @@ func recentCommand() *cobra.Command {
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/cache/recent", nil, func(w io.Writer, list []admin.CacheDecision) {
 			fmt.Fprintln(w, "TIME\tTENANT\tSURFACE\tACTION\tSIMILARITY\tTHRESHOLD\tENTRY\tREFUSED BY\tWHY\tREQUEST")
+			found := surface == ""
 			for i := range list {
-				if d := &list[i]; (!served || d.Action == "serve") && (surface == "" || d.Surface == surface) {
+				d := &list[i]
+				if surface != "" && d.Surface != surface {
+					continue
+				}
+				if found = true; !served || d.Action == "serve" {
 					printDecision(w, d)
 				}
+			}
+			if !found {
+				fmt.Fprintf(c.ErrOrStderr(), "headgate: none of the latest %d decisions of this node is of surface %s; headgate cache stats lists the surfaces that it knows of\n", len(list), printable(surface))
 			}
 		})
 	}
@@ -85,13 +97,13 @@ func printSemantic(w io.Writer, list []admin.CacheSemantic) {
 	if len(list) == 0 {
 		return
 	}
-	fmt.Fprintln(w, "\nTENANT\tSURFACE\tEMBEDDER\tQUESTIONS\tIN\tSERVED\tAUDITED\tEXPLORED\tMISSED\tPROBES\tREPORTED\tWRONG OF HITS\tWRONG OF REQUESTS\tSTATE")
+	fmt.Fprintln(w, "\nTENANT\tSURFACE\tEMBEDDER\tQUESTIONS\tIN\tSERVED\tAUDITED\tEXPLORED\tMISSED\tSAME\tOTHER\tPROBES\tREPORTED\tWRONG OF HITS\tWRONG OF REQUESTS\tSTATE")
 	for i := range list {
 		s := &list[i]
 		state := "serves"
 		switch b := &s.Budget; {
 		case s.Mode == "":
-			state = "not in the policy any more"
+			state = "not in use any more"
 		case s.Mode == "shadow":
 			state = "shadow: serves nothing"
 		case b.Blind:
@@ -99,8 +111,8 @@ func printSemantic(w io.Writer, list []admin.CacheSemantic) {
 		case b.Tripped:
 			state = "exact only: its budget for wrong answers is exceeded"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", s.Tenant, s.Surface, s.Embedder, s.Entries, byteSize(s.Bytes), s.Served, s.Audited, s.Explored, s.Missed,
-			s.Probes, s.Reported, rate(s.Budget.Audited, s.Budget.PerHit), rate(s.Budget.Audited, s.Budget.PerRequest), state)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", s.Tenant, s.Surface, s.Embedder, s.Entries, byteSize(s.Bytes), s.Served, s.Audited, s.Explored, s.Missed,
+			s.Same, s.Different, s.Probes, s.Reported, rate(s.Budget.Audited, s.Budget.PerHit), rate(s.Budget.Audited, s.Budget.PerRequest), state)
 	}
 }
 

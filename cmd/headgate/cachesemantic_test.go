@@ -71,8 +71,9 @@ func TestOtherWordings(t *testing.T) {
 	if text := n.ok("cache", "recent", "--served"); strings.Contains(text, "miss") || strings.Contains(text, "password") {
 		t.Errorf("%s", text)
 	}
-	if text := n.ok("cache", "recent", "--surface", "watched"); strings.Count(text, "\n") != 1 {
-		t.Errorf("%s", text)
+	r := n.cli("cache", "recent", "--surface", "watched")
+	if want := "headgate: none of the latest 5 decisions of this node is of surface watched; headgate cache stats lists the surfaces that it knows of\n"; r.code != 0 || strings.Count(r.stdout, "\n") != 1 || r.stderr != want {
+		t.Errorf("%+v", r)
 	}
 	if text := spaced(n.ok("cache", "recent")); !regexp.MustCompile(`dev faq miss 0\.\d\d\d - [0-9a-f]{16} \S*substitute\S* guards refuse`).MatchString(text) {
 		t.Errorf("%s", text)
@@ -80,7 +81,8 @@ func TestOtherWordings(t *testing.T) {
 	if s := decoded[admin.CacheStats](n, "cache", "stats").Semantic; len(s) != 1 || s[0].Mode != "static" || s[0].Served != 2 || s[0].Missed != 2 || s[0].Explored != 1 || s[0].Entries != 3 || s[0].Bytes == 0 || s[0].Embedder == "" || len(s[0].ServedAt) != 50 {
 		t.Errorf("%+v", s)
 	}
-	contains(t, spaced(n.ok("cache", "stats")), "not known not known serves\n")
+	contains(t, spaced(n.ok("cache", "stats")), " SERVED AUDITED EXPLORED MISSED SAME OTHER PROBES REPORTED WRONG OF HITS ", "not known not known serves\n")
+	n.await("the comparison", func() bool { return strings.Contains(spaced(n.ok("cache", "stats")), " 2 0 1 2 0 1 0 0 not known") })
 
 	entry := list[2].Entry
 	contains(t, n.ok("cache", "wrong", entry), "entry "+entry+" of surface faq of tenant dev is counted as wrong; it was on 1 nodes")
@@ -91,8 +93,13 @@ func TestOtherWordings(t *testing.T) {
 	if d := decoded[[]admin.CacheDecision](n, "cache", "recent"); d[0].Entry == entry {
 		t.Errorf("what was reported is given again: %+v", d[0])
 	}
+	other := strings.NewReplacer("mode: static,", "mode: static, embedder: vectors,", "models: [", `models: [{name: vectors, version: "1", backends: [b]}, `)
+	n.ok("apply", "-f", writeFile(t, "policy.yaml", other.Replace(wordingsPolicy("http://127.0.0.1:1"))))
+	n.await("the other embedder", func() bool { return strings.Contains(n.ok("cache", "stats"), "not in use any more") })
+	n.ok("apply", "-f", writeFile(t, "policy.yaml", wordingsPolicy("http://127.0.0.1:1")))
+	n.await("the first embedder", func() bool { return !strings.Contains(n.ok("cache", "stats"), "not in use any more") })
 	n.ok("apply", "-f", writeFile(t, "policy.yaml", strings.Replace(wordingsPolicy("http://127.0.0.1:1"), ", semantic: {mode: static, threshold: 0.85, audit: 0.000001}", "", 1)))
-	n.await("the policy", func() bool { return strings.Contains(n.ok("cache", "stats"), "not in the policy any more") })
+	n.await("the policy", func() bool { return strings.Contains(n.ok("cache", "stats"), "not in use any more") })
 }
 
 // TestWarmedWordings: a question that is warmed gets an answer of its own, whatever is kept in other words, and serves others.
@@ -163,17 +170,17 @@ func TestExplainWordings(t *testing.T) {
 	talk := writeFile(t, "talk.json", `{"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "How do I turn on dark mode?"}]}`)
 	const builtin = "by all-MiniLM-L6-v2/int8-1, partition "
 	for args, says := range map[string][]string{
-		on + " --surface faq":                                              {"compared with other wordings: static from 0.85 on, " + builtin, "PART"},
-		on + " --surface watched":                                          {"compared with other wordings: shadow, " + builtin},
-		on + " --surface own":                                              {"not compared with other wordings: surface own has no semantic cache in the policy"},
-		on + " --surface faq --against " + again:                           {"one after the other: a hit: ", "similarity: 0.9", "DIFFERS IN"},
-		on + " --surface watched --against " + again:                       {"one after the other: no hit: in mode shadow nothing is served"},
-		on + " --surface taught --against " + again:                        {"one after the other: perhaps a hit: it goes by what was learned"},
-		on + " --surface faq --against " + off:                             {"no hit: guards refuse them", `refused by guard antonym: "turn_on" in one, "turn_off" in the other`},
-		on + " --surface faq --against " + talk:                            {"no hit: they differ in more than the last user text", "similarity: 1.000"},
-		on + " --surface faq --against " + on:                              {"a hit: they are one request: the exact cache answers", "they differ in nothing that counts"},
-		wordings(t, strings.Repeat("and a word ", 100)) + " --surface faq": {"not compared with other wordings: the last user text has ", "and the embedder takes 256"},
-		wordings(t, strings.Repeat("long ", 2000)) + " --surface faq":      {"the last user text has 9999 bytes, and 8192 at most are compared"},
+		on + " --surface faq":                                         {"compared with other wordings: static from 0.85 on, " + builtin, "PART"},
+		on + " --surface watched":                                     {"compared with other wordings: shadow, " + builtin},
+		on + " --surface own":                                         {"not compared with other wordings: surface own has no semantic cache in the policy"},
+		on + " --surface faq --against " + again:                      {"one after the other: a hit: ", "similarity: 0.9", "DIFFERS IN"},
+		on + " --surface watched --against " + again:                  {"one after the other: no hit: in mode shadow nothing is served"},
+		on + " --surface taught --against " + again:                   {"one after the other: perhaps a hit: it goes by what was learned"},
+		on + " --surface faq --against " + off:                        {"no hit: guards refuse them", `refused by guard antonym: "turn_on" in one, "turn_off" in the other`},
+		on + " --surface faq --against " + talk:                       {"no hit: they differ in more than the last user text", "similarity: 1.000"},
+		on + " --surface faq --against " + on:                         {"a hit: they are one request: the exact cache answers", "they differ in nothing that counts"},
+		wordings(t, strings.Repeat("a b ", 250)) + " --surface faq":   {"not compared with other wordings: the last user text has ", "and the embedder takes 256"},
+		wordings(t, strings.Repeat("long ", 2000)) + " --surface faq": {"the last user text has 9999 bytes, and 1024 at most are compared"},
 	} {
 		contains(t, n.ok(append([]string{"cache", "explain-key", "-f"}, strings.Fields(args)...)...), says...)
 	}

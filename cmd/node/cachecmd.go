@@ -102,8 +102,9 @@ func (n *Node) cacheStats(context.Context) (admin.CacheStats, error) {
 	out.Surfaces, out.Templates = n.cacheLines()
 	out.Semantic = n.similar.stats()
 	for i := range out.Semantic {
-		if surface := n.surface(out.Semantic[i].Surface); surface != nil && surface.Semantic != nil {
-			out.Semantic[i].Mode = surface.Semantic.Mode
+		row := &out.Semantic[i]
+		if surface := n.surface(row.Surface); surface != nil && surface.Semantic != nil && n.similar.embedsBy(surface.Semantic, row.Embedder) {
+			row.Mode = surface.Semantic.Mode
 		}
 	}
 	return out, nil
@@ -170,6 +171,8 @@ type verdict struct {
 	surface string
 	text    string    // that is compared, where said.Semantic.Compared,
 	vector  []float32 // and its vector
+
+	verified bool // the surface has a verifier
 }
 
 // cacheVerdict asks the front door about a request, and the embedder of its surface, if there is one.

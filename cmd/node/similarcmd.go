@@ -63,6 +63,12 @@ func (s *similar) stats() (out []admin.CacheSemantic) {
 	return out
 }
 
+// embedsBy says whether a surface's embedder in the policy in force is of a version. One that cannot be had may be.
+func (s *similar) embedsBy(rules *proxy.SemanticCache, version string) bool {
+	e, err := s.embedders.of(rules.Embedder)
+	return err != nil || e.Version() == version
+}
+
 // compared says of a request whether it is compared with questions in other words, and has its text turned into
 // a vector if so. The embedder is asked; nothing is looked up, and nothing counted.
 func (s *similar) compared(ctx context.Context, out *verdict, v *proxy.CacheVerdict) {
@@ -72,7 +78,7 @@ func (s *similar) compared(ctx context.Context, out *verdict, v *proxy.CacheVerd
 	if rules == nil {
 		return
 	}
-	c.Mode, c.Least = rules.Mode, v.Least
+	c.Mode, c.Least, out.verified = rules.Mode, v.Least, rules.Verifier != nil
 	if rules.Mode == "static" {
 		c.Threshold = rules.Threshold
 	}
@@ -157,6 +163,8 @@ func (s *similar) wouldHit(p *admin.CachePair, a, b *verdict) (hit, why string) 
 		return "no", "the surface exceeds its budget for wrong answers"
 	case rules.Mode == "learned":
 		return "perhaps", "it goes by what was learned of the surface's answers"
+	case a.verified:
+		return "yes", "guards let them pass, and they are similar enough; but where it is a close thing and the verifier says no, for what is audited, and where something nearer is kept"
 	}
 	return "yes", "guards let them pass, and they are similar enough; but for what is audited, and where something nearer is kept"
 }

@@ -24,6 +24,7 @@ tenants: [{name: dev, plan: p}, {name: acme, plan: p}]
 surfaces:
   - {name: help, share: tenant, exact: {normalize: fold}, semantic: {mode: static, threshold: 0.85, audit: 0.000001}}
   - {name: own, exact: {}, semantic: {mode: static, threshold: 0.85}}
+  - {name: checked, share: tenant, exact: {}, semantic: {mode: static, threshold: 0.85, verifier: m}}
   - {name: watched, share: tenant, exact: {}, semantic: {}}
   - {name: taught, share: tenant, exact: {}, semantic: {mode: learned}}
   - {name: elsewhere, share: tenant, exact: {}, semantic: {embedder: vectors}}
@@ -135,9 +136,10 @@ func TestComparedPairs(t *testing.T) {
 		guard      string
 	}{
 		"other words":  {questionAt("help", "How do I reset my password?"), questionAt("help", "How can I reset my password?"), "yes", "similar enough", true, 0.866, ""},
+		"checked":      {questionAt("checked", "How do I reset my password?"), questionAt("checked", "How can I reset my password?"), "yes", "the verifier says no", true, 0.866, ""},
 		"one request":  {questionAt("help", "How do I reset my password?"), questionAt("help", " how do I reset my PASSWORD? "), "yes", "the exact cache", true, 1, ""},
 		"too far":      {questionAt("help", "How do I reset my password?"), questionAt("help", "Where is the order that was sent yesterday?"), "no", "", true, 0, "any"},
-		"below":        {questionAt("help", "I forgot my password. How do I reset it?"), questionAt("help", "How do I reset my password?"), "no", "the threshold is 0.85", true, 0.775, ""},
+		"below":        {questionAt("help", "How do I reset my password?"), questionAt("help", "Please, how can one reset my password?"), "no", "the threshold is 0.85", true, 0, ""},
 		"a wish":       {questionAt("help", "How do I reset my password?"), wish, "no", "asks for 0.9", true, 0.866, ""},
 		"guards":       {questionAt("help", "Can I turn on dark mode?"), questionAt("help", "Can I turn off dark mode?"), "no", "guards", true, 0.8, "antonym"},
 		"numbers":      {questionAt("help", "Can I return it after 14 days?"), questionAt("help", "Can I return it after 30 days?"), "no", "guards", true, 0.833, "number"},

@@ -25,7 +25,7 @@ type CacheSemantic struct {
 	Tenant     string `json:"tenant"`
 	Surface    string `json:"surface"`
 	Embedder   string `json:"embedder"`
-	Mode       string `json:"mode,omitempty"` // of the policy in force: shadow, static or learned; "": it has none for the surface
+	Mode       string `json:"mode,omitempty"` // of the policy in force: shadow, static or learned; "": it has none for the surface, or another embedder
 	Partitions int    `json:"partitions"`
 	Entries    int    `json:"entries"`
 	Bytes      int64  `json:"bytes"`
