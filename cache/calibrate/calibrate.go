@@ -13,6 +13,7 @@ import (
 	"io"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"headgate/cache/embed"
 	"headgate/cache/guard"
@@ -220,7 +221,7 @@ func (s *sample) enough() error {
 	var why string
 	switch {
 	case len(s.pairs) == 0 && len(s.problems) > 0:
-		why = fmt.Sprintf("no pair is left of %d; the first problem is on line %d: %s", s.left+s.equal, s.problems[0].Line, s.problems[0].Reason)
+		why = fmt.Sprintf("no pair is left of %d", s.left+s.equal)
 	case len(s.pairs) == 0 && s.equal > 0:
 		why = fmt.Sprintf("each of the %s is twice the same text: pair texts that differ", plural(s.equal, "pair"))
 	case len(s.pairs) == 0:
@@ -232,7 +233,23 @@ func (s *sample) enough() error {
 	default:
 		return nil
 	}
-	return &FileError{Reason: why}
+	return &FileError{Reason: why + s.unusable()}
+}
+
+// unusable names the records that cannot be used, some of them with their lines: what is missing may be there.
+func (s *sample) unusable() string {
+	if s.left == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "; left out, as they cannot be used: %s", plural(s.left, "record"))
+	for _, p := range s.problems[:min(len(s.problems), fewProblems)] {
+		fmt.Fprintf(&b, "; line %d: %s", p.Line, p.Reason)
+	}
+	if more := s.left - fewProblems; more > 0 {
+		fmt.Fprintf(&b, "; and %s more", thousands(more))
+	}
+	return b.String()
 }
 
 // otherKind is the bit of a refusal that guard.Kinds does not name.

@@ -205,7 +205,9 @@ func TestTooLittle(t *testing.T) {
 	for _, c := range []struct{ records, want string }{
 		{"", "the file has a header and no pairs"},
 		{"x,x,1\ny,y,1\n", "each of the 2 pairs is twice the same text"},
-		{"x,,1\n", "no pair is left of 1; the first problem is on line 2: b is empty"},
+		{"x,,1\n", "no pair is left of 1; left out, as they cannot be used: 1 record; line 2: b is empty"},
+		{"x,y,1\nx,z,no idea\n", "none of 1 pair is labelled different: add pairs that look alike and need different answers (same_answer 0), or no threshold can be found wrong; left out, as they cannot be used: 1 record; line 3: "},
+		{"x,y,0\n,z,1\nq,,1\n,z,1\n,z,1\n,z,1\n,z,1\n,z,1\n", "left out, as they cannot be used: 7 records; line 3: a is empty; line 4: b is empty; line 5: a is empty; line 6: a is empty; line 7: a is empty; and 2 more"},
 		{"x,y,1\n", "none of 1 pair is labelled different: add pairs that look alike"},
 		{"x,y,0\nx,z,0\n", "none of 2 pairs is labelled the same: add pairs that have one answer"},
 	} {

@@ -172,7 +172,7 @@ func (r *Report) snippet(embedder string) string {
 		embedder = strconv.Quote(embedder)
 	}
 	var b strings.Builder
-	b.WriteString("surfaces:\n  - name: YOUR-SURFACE\n    exact: {}\n    semantic:\n")
+	b.WriteString("surfaces:\n  - name: YOUR-SURFACE\n    share: tenant # where an answer is the same for all users; without it there are few hits\n    exact: {}\n    semantic:\n")
 	switch r.Recommendation.Outcome {
 	case Confirmed, Likely:
 		fmt.Fprintf(&b, "      mode: static\n      threshold: %s\n", decimal(r.Recommendation.Threshold))
