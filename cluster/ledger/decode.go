@@ -358,7 +358,9 @@ func unknown(v reflect.Value, name string, names []string) string {
 
 // mistaker is a type that knows what others write as the values of its fields, in plain values, "" for none: what to
 // write instead, "" where it can't tell.
-type mistaker interface{ mistaken(field, value string) string }
+type mistaker interface {
+	mistaken(field, value string) string
+}
 
 // mistaken is an error about the value of a field of v; "" where there is none.
 func mistaken(v reflect.Value, field string, n ast.Node) string {
