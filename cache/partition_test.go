@@ -30,12 +30,20 @@ func TestPartition(t *testing.T) {
 		{"the system prompt", "/v1/chat/completions", body(system, hello), body(`{"role":"system","content":"t"}`, hello), "Hello", false},
 		{"what follows", "/v1/chat/completions", body(hello), body(hello, `{"role":"assistant","content":"Well,"}`), "Hello", false},
 		{"a setting", "/v1/chat/completions", body(hello), `{"messages":[` + hello + `],"top_p":0.5}`, "Hello", false},
-		{"an image", "/v1/chat/completions", body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"u"}}]}`),
-			body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"v"}}]}`), "What?", false},
-		{"words beside an image", "/v1/chat/completions", body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"u"}}]}`),
-			body(`{"role":"user","content":[{"type":"text","text":" Who?\n"},{"type":"image_url","image_url":{"url":"u"}}]}`), "Who?", true},
-		{"parts", "/v1/chat/completions", body(`{"role":"user","content":"a\nb"}`),
-			body(`{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`), "a\nb", false},
+		{
+			"an image", "/v1/chat/completions",
+			body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"u"}}]}`),
+			body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"v"}}]}`), "What?", false,
+		},
+		{
+			"words beside an image", "/v1/chat/completions",
+			body(`{"role":"user","content":[{"type":"text","text":"What?"},{"type":"image_url","image_url":{"url":"u"}}]}`),
+			body(`{"role":"user","content":[{"type":"text","text":" Who?\n"},{"type":"image_url","image_url":{"url":"u"}}]}`), "Who?", true,
+		},
+		{
+			"parts", "/v1/chat/completions", body(`{"role":"user","content":"a\nb"}`),
+			body(`{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`), "a\nb", false,
+		},
 		{"an input", "/v1/responses", `{"input":"a"}`, `{"input":"b"}`, "b", true},
 		{"instructions", "/v1/responses", `{"input":"a"}`, `{"input":"a","instructions":"x"}`, "a", false},
 		{"a message", "/v1/messages", `{"max_tokens":5,"messages":[` + hello + `]}`, `{"max_tokens":5,"messages":[` + bye + `]}`, "Bye", true},
@@ -54,8 +62,11 @@ func TestPartition(t *testing.T) {
 		t.Error("vectors of two embedders share a partition")
 	}
 	for _, c := range []struct{ path, body string }{
-		{"/v1/chat/completions", body(system)}, {"/v1/chat/completions", body(`{"role":"user","content":" \n"}`)},
-		{"/v1/chat/completions", body(`{"role":"user","content":[]}`)}, {"/v1/completions", `{"prompt":"### System: be brief. ### User: Hello"}`}, {"/v1/embeddings", `{"input":"a"}`},
+		{"/v1/chat/completions", body(system)},
+		{"/v1/chat/completions", body(`{"role":"user","content":" \n"}`)},
+		{"/v1/chat/completions", body(`{"role":"user","content":[]}`)},
+		{"/v1/completions", `{"prompt":"### System: be brief. ### User: Hello"}`},
+		{"/v1/embeddings", `{"input":"a"}`},
 	} {
 		if _, text, ok := of(c.path, c.body, "e"); ok {
 			t.Errorf("%s %s: a partition with the text %q", c.path, c.body, text)

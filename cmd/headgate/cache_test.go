@@ -173,8 +173,10 @@ func TestWrongCacheCalls(t *testing.T) {
 		"cache explain-key -f " + good + " --header nothing":                           "'Name: value'",
 		"cache explain-key -f " + writeFile(t, "bad.json", "[]"):                       "no JSON object",
 		"cache explain-key -f " + writeFile(t, "big.json", strings.Repeat(" ", 9<<20)): "larger than 8.0 MiB",
+
 		"cache warm":               "-f requests.jsonl",
 		"cache warm -f none.jsonl": "none.jsonl",
+
 		"cache warm -f " + good + " --concurrency 0":      "not between 1 and 64",
 		"cache warm -f " + good + " --url 127.0.0.1:8080": "has no scheme",
 		"cache warm -f " + good + " --ca none.pem":        "none.pem",
