@@ -323,18 +323,30 @@ func TestLessonsAreBounded(t *testing.T) {
 // TestWhatIsNotComparedIsKept: an answer that nothing is beside needs no turn, and where there is no turn it is kept without.
 func TestWhatIsNotComparedIsKept(t *testing.T) {
 	d := newHelpDesk(t, "1h")
-	d.n.similar.lessons = newLessons() // which nobody takes from
+	s := *d.n.similar
+	s.lessons = newLessons() // which nobody takes from
 	for i := range maxLessons {
-		d.n.similar.lessons.push(&lesson{question: semantic.Question{Tenant: fmt.Sprint(i % (2 * lessonShare))}, answer: &cache.Entry{}})
+		s.lessons.push(&lesson{question: semantic.Question{Tenant: fmt.Sprint(i % (2 * lessonShare))}, answer: &cache.Entry{}})
 	}
-	d.ask("How do I reset my password?")
-	d.learned(1)
-	s := d.n.similar
-	q := proxy.SemanticQuestion{Context: &proxy.CacheContext{Tenant: "dev", Surface: "help", Path: "/v1/chat/completions", Body: []byte(`{"messages":[{"role":"user","content":"Where is my order?"}]}`)}, Kind: openai.Chat, Surface: &proxy.Surface{Name: "help", Semantic: &proxy.SemanticCache{Mode: "learned", ErrorBound: .01, HitErrorBound: .02, Audit: .05, TTL: time.Minute, Answers: .9}}}
-	l, _ := s.lesson(t.Context(), &q)
-	l.said = s.cache.Ask(t.Context(), &l.question)
-	s.teach(l, &proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: []byte(chatSays("On its way."))}, true)
-	d.learned(2)
+	for i, rules := range []proxy.SemanticCache{
+		{Mode: "static", Threshold: .85, ErrorBound: .01, HitErrorBound: .02, Audit: .05, TTL: time.Minute, Answers: .9},
+		{Mode: "learned", ErrorBound: .01, HitErrorBound: .02, Audit: .05, TTL: time.Minute, Answers: .9},
+	} {
+		q := proxy.SemanticQuestion{
+			Context: &proxy.CacheContext{Tenant: "dev", Surface: "help", Path: "/v1/chat/completions", Body: fmt.Appendf(nil, `{"messages":[{"role":"user","content":"Where is order %d?"}]}`, i)},
+			Kind:    openai.Chat, Surface: &proxy.Surface{Name: "help", Semantic: &rules},
+		}
+		l, why := s.lesson(t.Context(), &q)
+		if l == nil {
+			t.Fatal(why)
+		}
+		l.said = s.cache.Ask(t.Context(), &l.question)
+		s.teach(l, &proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: []byte(chatSays("On its way."))}, true)
+		d.learned(i + 1)
+	}
+	if s.lessons.n != maxLessons {
+		t.Errorf("%d lessons wait", s.lessons.n)
+	}
 }
 
 // TestAlike: what two answers have in common does not make them say the same.
