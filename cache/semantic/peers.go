@@ -142,7 +142,7 @@ func (c *Cache) Learn(_ context.Context, q *Question, a *Answer, l Label, entry 
 		place: q.place(), once: cmp.Or(a.once, c.draw()), policy: q.Policy, id: a.id, similarity: a.Similarity, action: a.Action, cell: a.cell, label: l,
 		entry: entry, text: q.Text, vector: q.Vector, came: c.cfg.Now(),
 	}
-	if entry == nil && (!l.Known || a.id == 0) {
+	if entry == nil && (a.id == 0 || a.Action == threshold.Miss) { // an unknown label counts: an audit found out nothing
 		return
 	}
 	if entry != nil && (entry.Tenant != q.Tenant || entry.Surface != q.Surface) {

@@ -198,8 +198,9 @@ func (s *similar) teach(l *lesson, e *proxy.CacheEntry, keep bool) {
 	l.answer, l.keep, l.taught = answer(e), keep, s.now()
 	l.answer.Stamp, l.answer.Life = l.stamp, cache.Life{TTL: l.rules.TTL, MaxTTL: l.rules.TTL}
 	switch {
-	case len(e.Body) > maxLesson:
-		s.met.compared.WithLabelValues("dropped").Inc()
+	case len(e.Body) > maxLesson: // whoever counts audits hears that this one found out nothing
+		l.keep = false
+		s.learn(context.Background(), l, saying{}, &semantic.Label{Answers: l.rules.Answers}, "dropped")
 	case l.rules.Mode == "static" && l.said.Entry == nil: // there is nothing to be compared
 		s.learn(context.Background(), l, said(l.kind, l.answer.Body), &semantic.Label{Answers: l.rules.Answers}, "none")
 	case !s.lessons.push(l):

@@ -349,6 +349,35 @@ func TestWhatIsNotComparedIsKept(t *testing.T) {
 	}
 }
 
+// TestWhatIsTooLargeIsAnAuditAllTheSame: one that found out nothing, and nothing is kept of it.
+func TestWhatIsTooLargeIsAnAuditAllTheSame(t *testing.T) {
+	d := newHelpDesk(t, "1h")
+	s := d.n.similar
+	rules := proxy.SemanticCache{Mode: "static", Threshold: .85, ErrorBound: .01, HitErrorBound: .02, Audit: 1, TTL: time.Minute, Answers: .9}
+	ask := func(text string) *lesson {
+		q := proxy.SemanticQuestion{
+			Context: &proxy.CacheContext{Tenant: "dev", Surface: "help", Path: "/v1/chat/completions", Body: fmt.Appendf(nil, `{"messages":[{"role":"user","content":%q}]}`, text)},
+			Kind:    openai.Chat, Surface: &proxy.Surface{Name: "help", Semantic: &rules},
+		}
+		l, why := s.lesson(t.Context(), &q)
+		if l == nil {
+			t.Fatal(why)
+		}
+		l.said = s.cache.Ask(t.Context(), &l.question)
+		return l
+	}
+	entry := &proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: []byte(chatSays("Click reset."))}
+	s.teach(ask("How do I reset my password?"), entry, true)
+	d.learned(1)
+	l := ask("How can I reset my password?")
+	if l.said.Entry == nil {
+		t.Fatalf("%+v", l.said)
+	}
+	s.teach(l, &proxy.CacheEntry{Tenant: "dev", Surface: "help", Body: make([]byte, maxLesson+1)}, true)
+	d.until(func() bool { return s.cache.Stats()[0].Budget.Unlabelled == 1 })
+	d.learned(1)
+}
+
 // TestAlike: what two answers have in common does not make them say the same.
 func TestAlike(t *testing.T) {
 	polite := strings.Repeat("Thank you for asking about this, we are glad to help you today. ", 10)
