@@ -21,6 +21,9 @@ const (
 	maxNameLen   = 128  // bytes
 )
 
+// noMetrics is the MetricsPath of a backend without metrics.
+const noMetrics = "none"
+
 // Backend is one entry of the policy's list of model servers.
 type Backend struct {
 	// Name identifies the backend in models, logs and metrics; unique, without spaces or '@'.
@@ -38,8 +41,61 @@ type Backend struct {
 	CAFile, CertFile, KeyFile string
 	// ServerName is verified against the certificate instead of the URL's host.
 	ServerName string
-	// HealthPath is probed by GET below the base path; default /health.
+	// HealthPath is probed by GET below the base path; default /health for VLLM. The
+	// commercial kinds are probed only if it is set: their health is read from answers.
 	HealthPath string
+
+	// Kind says how the backend is spoken to; the zero value is VLLM.
+	Kind Kind
+	// Serves names the models that the backend answers for: endpoints that share one
+	// are peers, beside which an outlier is seen. Empty: only its own endpoints are.
+	Serves []string
+	// Overflow marks a backend that is used only where no other has room.
+	Overflow bool
+	// SlotTokens is how many tokens of a request take one slot; 0: [DefaultSlotTokens].
+	SlotTokens int64
+	// APIKeyFile holds the key in place of APIKey; it is read again when it changes.
+	APIKeyFile string
+	// Models maps a model's public name to the backend's own, for [Slot.Model].
+	Models map[string]string
+	// MetricsPath is where [Pool.Fetch] finds metrics; default /metrics for VLLM, "none"
+	// for a backend that has none.
+	MetricsPath string
+	// ConnectTimeout bounds TCP and TLS each; 0: Config.DialTimeout. FirstByteTimeout
+	// bounds the time from a stream's request to the first byte of its answer's body, and
+	// IdleTimeout the silence between two reads that brought bytes; 0: no bound but the
+	// caller's.
+	ConnectTimeout, FirstByteTimeout, IdleTimeout time.Duration
+}
+
+// DefaultSlotTokens is how many tokens take one slot where a backend doesn't say.
+const DefaultSlotTokens = 16384
+
+// Kind is how a backend is spoken to.
+type Kind uint8
+
+// The kinds. VLLM is any server like vLLM: a bearer token, /health, /metrics. OpenAI and
+// Anthropic are commercial endpoints: no probes, the provider's own auth header.
+const (
+	VLLM Kind = iota
+	OpenAI
+	Anthropic
+)
+
+// String gives the policy's word.
+func (k Kind) String() string { return [...]string{"vllm", "openai", "anthropic"}[k] }
+
+// ParseKind reads the policy's word; "" is VLLM.
+func ParseKind(s string) (Kind, bool) {
+	switch s {
+	case "", "vllm":
+		return VLLM, true
+	case "openai":
+		return OpenAI, true
+	case "anthropic":
+		return Anthropic, true
+	}
+	return 0, false
 }
 
 // Resolver finds the addresses of a dns:// name; *net.Resolver is one.
@@ -58,6 +114,10 @@ type Config struct {
 	HealthTimeout         time.Duration // of one probe; default 2s
 	ResolveInterval       time.Duration // between look-ups of dns:// names and of changed files; default 10s
 	MaxIdlePerBackend     int           // idle connections kept to each endpoint; default 1024
+
+	// Peers is how many gateways share the backends, this one included: an unbounded
+	// endpoint that comes back takes a part of a slow start's room. Default: one.
+	Peers func() int
 
 	Logger *slog.Logger // default: discards
 
@@ -139,6 +199,22 @@ func (b Backend) validate() error {
 		return fmt.Errorf("health_path: %q must begin with a slash", b.HealthPath)
 	case strings.ContainsAny(b.APIKey, "\r\n\x00"):
 		return fmt.Errorf("api_key: holds a line break; check the file or variable it comes from")
+	case b.APIKey != "" && b.APIKeyFile != "":
+		return fmt.Errorf("api_key_file: excludes api_key_env; give the key by one of them")
+	case b.Kind > Anthropic:
+		return fmt.Errorf("kind: %d is unknown; use vllm, openai or anthropic", b.Kind)
+	case b.SlotTokens < 0:
+		return fmt.Errorf("slot_tokens: %d is negative; leave it out for %d", b.SlotTokens, DefaultSlotTokens)
+	case b.MetricsPath != "" && b.MetricsPath != noMetrics && b.MetricsPath[0] != '/':
+		return fmt.Errorf("metrics_path: %q must begin with a slash, or be none", b.MetricsPath)
+	}
+	for _, d := range []struct {
+		name string
+		v    time.Duration
+	}{{"connect", b.ConnectTimeout}, {"first_byte", b.FirstByteTimeout}, {"idle", b.IdleTimeout}} {
+		if d.v < 0 {
+			return fmt.Errorf("timeouts.%s: %v is negative; give a duration such as 2s, or leave it out", d.name, d.v)
+		}
 	}
 	u, err := b.base()
 	if err != nil {
@@ -190,5 +266,20 @@ func (b Backend) tls() bool { return b.CAFile != "" || b.CertFile != "" || b.Ser
 // connections, health and slots in use carry over from one to the other.
 func (b Backend) sameServer(o Backend) bool {
 	return b.Name == o.Name && b.URL == o.URL && b.CAFile == o.CAFile && b.CertFile == o.CertFile &&
-		b.KeyFile == o.KeyFile && b.ServerName == o.ServerName
+		b.KeyFile == o.KeyFile && b.ServerName == o.ServerName &&
+		b.Kind == o.Kind && b.ConnectTimeout == o.ConnectTimeout
+}
+
+// probed says whether the backend is asked for its health.
+func (b Backend) probed() bool { return b.Kind == VLLM || b.HealthPath != "" }
+
+// metricsPath is where metrics are; "" for none.
+func (b Backend) metricsPath() string {
+	switch {
+	case b.MetricsPath == noMetrics || b.MetricsPath == "" && b.Kind != VLLM:
+		return ""
+	case b.MetricsPath == "":
+		return "/metrics"
+	}
+	return b.MetricsPath
 }

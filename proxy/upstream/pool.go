@@ -47,6 +47,7 @@ type Pool struct {
 	draining []*endpoint // gone from the policy or from DNS, requests still in flight
 	turn     int         // where the next search begins, so that ties rotate
 	closed   bool
+	changed  chan struct{}   // closed and replaced when who takes requests changes
 	run      context.Context // Run's, while it runs; goroutines start only under it
 	stop     context.CancelFunc
 	done     chan struct{} // closed when Run has ended
@@ -62,6 +63,7 @@ type backend struct {
 	// Guarded by Pool.mu.
 	cfg       *Backend
 	endpoints []*endpoint
+	drained   bool
 	stop      context.CancelFunc // of the loop that watches names and files; nil: none runs
 }
 
@@ -88,7 +90,7 @@ func NewPool(cfg Config) (*Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Pool{cfg: cfg.withDefaults(), backends: map[string]*backend{}}
+	p := &Pool{cfg: cfg.withDefaults(), backends: map[string]*backend{}, changed: make(chan struct{})}
 	if err := p.Update(cfg.Backends); err != nil {
 		return nil, err
 	}

@@ -24,6 +24,8 @@ type Slot struct {
 	b        *backend
 	cfg      *Backend
 	released atomic.Bool
+	stream   bool
+	lost     <-chan struct{}
 }
 
 // Name is the backend's, as the policy has it.
@@ -58,6 +60,7 @@ type Error struct {
 	Backend string // Slot.Endpoint of the one that failed
 	Err     error
 	unsent  bool
+	silent  bool // sent, and no byte of an answer came or will come
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("backend %s: %v", e.Backend, e.Err) }
@@ -72,6 +75,28 @@ func Retryable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.unsent
 }
+
+// Replayable says whether the request of which RoundTrip, or the first read of the
+// answer's body, made err may have been processed, yet brought no byte of an answer and
+// will bring none: the endpoint was lost, broke the connection or kept silent beyond its
+// timeout. It may be sent to another endpoint if doing the work twice does no harm and
+// [Pool.Retry] allows it.
+func Replayable(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.silent
+}
+
+// Lost is closed when the endpoint went down, was ejected, or failed several times in a
+// row since the slot was had. A request that has had no byte of its answer by then ends
+// by itself with an error that is Replayable; one that has goes on.
+func (s *Slot) Lost() <-chan struct{} { return s.lost }
+
+// Stream says, before RoundTrip, that the request asks for a stream: the first byte of
+// its answer is due soon, which is what first-byte timeouts and latencies go by.
+func (s *Slot) Stream() { s.stream = true }
+
+// Model is the backend's own name for a model, by the policy's Models; "" if it has none.
+func (s *Slot) Model(public string) string { return s.cfg.Models[public] }
 
 // RoundTrip sends req, made with the slot's URL, and returns the answer whatever its
 // status; the caller closes its body. It sets req's Host and Authorization. A request
