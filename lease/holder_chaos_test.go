@@ -185,6 +185,10 @@ func TestHolderSurvivesWhateverItIsTold(t *testing.T) {
 				s.h.Request(uint64(rapid.SampledFrom([]int64{ownerA, ownerB}).Draw(t, "owner")), nil)
 			},
 			"pass": func(t *rapid.T) { s.pass(time.Duration(rapid.SampledFrom([]int64{1e6, 1e8, 1e9, 2e10}).Draw(t, "ns"))) },
+			"yield": func(t *rapid.T) {
+				key := rapid.SampledFrom([]limiter.Key{keyA, keyZ}).Draw(t, "key")
+				s.h.Yield(&key)
+			},
 			"drain": func(t *rapid.T) {
 				if rapid.IntRange(0, 19).Draw(t, "drain") == 0 {
 					s.h.Drain()

@@ -172,6 +172,25 @@ func (h *Holder) returnFree(s *tab, c *cell) {
 	s.bucket.lease.Store(n)
 }
 
+// Yield gives back the slots of a bucket's lease that are free, and wakes their owner. The lease stays.
+func (h *Holder) Yield(key *limiter.Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b := h.lookup(key)
+	if b == nil {
+		return
+	}
+	c, at := b.lease.Load(), h.cfg.Clock()
+	if c == nil || c.kind != kindSlots || c.series.detached || at.Now >= c.series.deadline() || c.holds(c.word.Load(), at.Now) == 0 {
+		return
+	}
+	h.returnFree(c.series, c)
+	h.enqueue(c.series)
+	if p := h.ownerOf(b.part); p != nil {
+		h.wake(p.id)
+	}
+}
+
 // newest is the series of a bucket that an owner is to hear of with an ask: its newest.
 func (b *purse) newest(granter uint64) *tab {
 	for s := b.series; s != nil; s = s.next() {

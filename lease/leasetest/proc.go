@@ -713,6 +713,12 @@ func (q *request) settle() {
 	}
 	q.p.w.logf("%s settles %s at %v", q.p.name, q, actual)
 	q.end(actual, func() { q.p.holder.Settle(q.cs, actual, q.ds) })
+	for _, b := range q.bs {
+		if b.inUse != nil && q.do.N%2 == 1 {
+			q.p.holder.Yield(&b.key) // as if others waited for them
+			q.p.w.dirty = true
+		}
+	}
 	if q.do.Twice {
 		q.p.holder.Settle(q.cs, actual, q.ds)
 		q.p.holder.Cancel(q.cs, q.held)
