@@ -22,24 +22,24 @@ const (
 	count // how many there are
 )
 
-// rungs are their names, as the policy, the command line and X-Headgate-Degraded spell them, and
-// what they do, for people.
+// words are the rung's name, as the policy, the command line and X-Headgate-Degraded spell it, and
+// what it does, for people.
 func (r Rung) words() (name, effect string) {
 	switch r {
 	case ShedBestEffort:
 		return "shed_best_effort", "requests of class best_effort are refused as over_capacity"
 	case StaleCache:
-		return "stale_cache", "an answer that the cache keeps is served although its time is over, while it is fetched anew"
+		return "stale_cache", "an answer that the cache keeps is served although its time is over, and the model is not asked for a new one"
 	case SmallerModel:
 		return "smaller_model", "what generates is answered by the first of its model's fallbacks that can, unless the client says X-Headgate-No-Degrade: true"
 	case DropOptional:
-		return "drop_optional", "X-Headgate-Degraded: drop_optional asks the application to leave out what it can do without, such as reranking or suggestions"
+		return "drop_optional", "X-Headgate-Degraded: drop_optional asks the application to leave out what it can do without, and kept answers are not fetched anew ahead of their end"
 	case CutMaxTokens:
 		return "cut_max_tokens", "answers end at the ladder's max_tokens, but for tools, structured output, and clients that say X-Headgate-No-Degrade: true"
 	case ShedCost:
 		return "shed_cost", "requests of more than the ladder's above_tokens are refused as over_capacity"
 	case StaticAnswer:
-		return "static_answer", "what generates is answered by the ladder's text or fallback_url, but for structured output, and clients that say X-Headgate-No-Degrade: true"
+		return "static_answer", "what generates gets the ladder's text or fallback_url: always when set by hand, in place of a refusal for want of capacity by its trigger; not for structured output, nor for clients that say X-Headgate-No-Degrade: true"
 	}
 	return fmt.Sprintf("rung(%d)", uint8(r)), ""
 }
