@@ -714,7 +714,7 @@ func (q *request) settle() {
 	q.p.w.logf("%s settles %s at %v", q.p.name, q, actual)
 	q.end(actual, func() { q.p.holder.Settle(q.cs, actual, q.ds) })
 	for _, b := range q.bs {
-		if b.inUse != nil && q.do.N%2 == 1 {
+		if b.inUse != nil && q.do.N%2 == 1 && !q.p.w.cfg.manual {
 			q.p.holder.Yield(&b.key) // as if others waited for them
 			q.p.w.dirty = true
 		}
