@@ -25,6 +25,9 @@ type spans struct {
 	nullSalt bool // …is null
 
 	caps [maxCaps]capSpan // those that the route obeys
+
+	lead  [leads]span // what is rendered before the conversation; see Prefix
+	turns span        // the conversation, or the prompt
 }
 
 // maxCaps is max_tokens and max_completion_tokens.

@@ -282,7 +282,11 @@ func (m *meter) path(at place, name []byte) string {
 func (m *meter) member(at place, p *part, name []byte, v int) int {
 	switch at {
 	case inTop:
-		return m.top(name, v)
+		end := m.top(name, v)
+		if m.err == nil {
+			m.prompt(name, v, end)
+		}
+		return end
 	case inOptions:
 		return m.option(name, v)
 	case inMessage:

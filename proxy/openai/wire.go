@@ -44,6 +44,7 @@ type Request struct {
 	Sampling Sampling
 
 	PreviousResponseID string
+	PromptCacheKey     string // what the client says belongs together; "" where it is no string of at most maxIdentity bytes
 	Background         bool
 	User               string
 	EndUser            string // Anthropic's metadata.user_id, of whom the server is told the request is
