@@ -398,7 +398,7 @@ type dialect interface {
 
 // answer gives a planned answer.
 func (c *call) answer(p *plan, d dialect) {
-	if !c.admit(p.prompt, p.cached, p.output()) {
+	if !c.admit(p.prompt, &p.cached, p.output()) {
 		return
 	}
 	var o *wire
@@ -435,8 +435,13 @@ func (c *call) generate(p *plan, d dialect, o *wire, buf []byte) bool {
 	}
 	fate := c.strikeAt(p.output())
 	for i := range int(longest) {
-		if i > 0 && !c.pause(between) {
+		if i > 0 && !c.pause(c.pace(between)) {
 			c.abort()
+			return false
+		}
+		if c.down() {
+			c.finish(Failed, Flap)
+			c.reset()
 			return false
 		}
 		for k := range p.choices {

@@ -39,7 +39,8 @@ type call struct {
 	inference bool // counts as in flight
 	running   bool // holds a slot
 	kv        int64
-	out       int64 // tokens generated
+	out       int64            // tokens generated
+	parts     []jsontext.Value // what its prompt is made of, for the prefix cache
 }
 
 // handle wraps an endpoint in what all share: the record, the method, the key, the
@@ -56,7 +57,7 @@ func (s *Server) handle(method string, inference bool, f func(*call)) http.Handl
 			c.finish(Refused, "")
 			c.reply(http.StatusUnauthorized, "application/json", []byte(`{"error":"Unauthorized"}`))
 		default:
-			if c.read() && c.chooseFaults() {
+			if c.read() && c.chooseFaults() && (inference || !c.sick()) {
 				f(c)
 			}
 		}
@@ -96,19 +97,11 @@ func (c *call) finish(o Outcome, f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := &s.stats
-	if c.inference {
-		c.inference = false
-		st.InFlight--
-	}
-	if c.running {
-		c.running = false
-		st.Running--
-		s.kv -= c.kv
-		<-s.slots
-	}
+	s.stop(c)
 	rec := c.rec
 	switch {
 	case rec.Outcome == Open:
+		rec.Ended = time.Now()
 		st.PromptTokens += rec.PromptTokens
 		st.CachedTokens += rec.CachedTokens
 		st.OutputTokens += c.out
@@ -117,6 +110,9 @@ func (c *call) finish(o Outcome, f Fault) {
 		st.OutputTokens += c.out - rec.OutputTokens
 	default:
 		return
+	}
+	if o == Aborted {
+		st.WastedTokens += c.out
 	}
 	rec.OutputTokens, rec.Outcome, rec.Fault = c.out, o, f
 	st.Outcomes[o]++
@@ -185,7 +181,8 @@ func (c *call) chooseFaults() bool {
 			asked = b.Args.Fault
 		}
 	}
-	if asked == "" && len(c.s.cfg.Faults) == 0 {
+	standing := c.s.standing()
+	if asked == "" && len(standing) == 0 {
 		return true
 	}
 	c.faults = map[Fault]string{}
@@ -200,9 +197,9 @@ func (c *call) chooseFaults() bool {
 		}
 		c.faults[Fault(name)] = arg
 	}
-	for f, p := range c.s.cfg.Faults {
-		if unit(mix(hashString(c.s.cfg.Seed, string(f))^uint64(c.rec.Seq))) < p && c.inference {
-			c.faults[f] = ""
+	for _, f := range standing {
+		if unit(mix(hashString(c.s.cfg.Seed, string(f.fault))^uint64(c.rec.Seq))) < f.share && c.inference {
+			c.faults[f.fault] = f.arg
 		}
 	}
 	return true
@@ -215,15 +212,23 @@ func (c *call) has(f Fault) bool { _, ok := c.faults[f]; return ok }
 func (c *call) early() bool {
 	for f := range c.faults {
 		if code := f.status(); code != 0 {
+			if after := c.faults[f]; after != "" {
+				c.w.Header().Set("Retry-After", after)
+			}
 			c.finish(Failed, f)
 			c.fail(&apiError{status: code, msg: "This answer is a fault that was asked for."})
 			return true
 		}
 	}
 	switch {
-	case c.has(Reset):
+	case c.has(Reset), c.has(Refuse):
 		c.finish(Failed, Reset)
 		c.reset()
+	case c.down():
+		c.finish(Failed, Flap)
+		c.reset()
+	case c.has(Hang):
+		c.hang(Hang)
 	case c.has(Garbage):
 		c.finish(Failed, Garbage)
 		c.reply(http.StatusOK, "text/html", []byte("<html>not what you asked for: \xff</html>\n"))
@@ -234,52 +239,38 @@ func (c *call) early() bool {
 }
 
 // admit waits for a slot, then for whoever holds it back, then for the first token.
-// It returns false when the request has ended.
-func (c *call) admit(prompt, cached, planned int64) bool {
+// cached is how many tokens of the prompt need no time; the prefix cache, where there
+// is one, overrules it. It returns false when the request has ended.
+func (c *call) admit(prompt int64, cached *int64, planned int64) bool {
 	s := c.s
 	if c.early() {
 		return false
 	}
-	select {
-	case s.slots <- struct{}{}:
-	default:
-		if !c.wait() {
-			return false
-		}
+	c.kv = prompt + planned
+	if !c.enter() {
+		return false
 	}
-	c.running, c.kv = true, prompt+planned
-	s.update(func(st *Stats) {
-		st.Running++
-		st.PeakRunning = max(st.PeakRunning, st.Running)
-		s.kv += c.kv
-		c.rec.PromptTokens, c.rec.CachedTokens = prompt, cached
-	})
-	if !c.held() || !c.pause(s.cfg.TTFT) {
+	if s.prefix != nil {
+		*cached = s.prefix.cachedOf(c.parts, prompt)
+	}
+	s.update(func(*Stats) { c.rec.PromptTokens, c.rec.CachedTokens = prompt, *cached })
+	if !c.held() || !c.pause(c.pace(s.cfg.TTFT+time.Duration(prompt-*cached)*s.cfg.PromptToken)) {
 		c.abort()
 		return false
 	}
 	return true
 }
 
-func (c *call) wait() bool {
-	s, full := c.s, false
-	s.update(func(st *Stats) {
-		if full = s.cfg.MaxWaiting > 0 && st.Waiting >= int64(s.cfg.MaxWaiting); !full {
-			st.Waiting++
-		}
-	})
-	if full {
-		c.refuse(&apiError{status: http.StatusTooManyRequests, msg: "The waiting queue is full."})
-		return false
+// drag is the factor of the fault Drag, at least 1.
+func (c *call) drag() int64 {
+	arg, ok := c.faults[Drag]
+	if !ok {
+		return 1
 	}
-	defer s.update(func(st *Stats) { st.Waiting-- })
-	select {
-	case s.slots <- struct{}{}:
-		return true
-	case <-c.r.Context().Done():
-		c.abort()
-		return false
+	if n, err := strconv.ParseInt(arg, 10, 64); err == nil && n >= 1 {
+		return min(n, maxDrag)
 	}
+	return 10
 }
 
 // held blocks while Hold applies to the number of tokens generated so far. It

@@ -56,6 +56,7 @@ func orOne(n *int64) int64 {
 // not the caps, the model's name, or how the answer is to be delivered. So a gateway
 // that renames the model or asks for usage gets the same text.
 func (c *call) seed(parts ...jsontext.Value) uint64 {
+	c.parts = parts
 	h := c.s.cfg.Seed
 	for _, p := range parts {
 		h = mix(hashBytes(h, p))

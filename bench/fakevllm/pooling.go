@@ -35,7 +35,8 @@ func (c *call) usageValue(n int64) any {
 // pooled runs a request that generates nothing. answer makes its body once the
 // request had its turn.
 func (c *call) pooled(prompt int64, answer func() any) {
-	if !c.admit(prompt, 0, 0) {
+	var cached int64
+	if !c.admit(prompt, &cached, 0) {
 		return
 	}
 	if f := c.strikeAt(0); f.at >= 0 {

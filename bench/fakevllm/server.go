@@ -1,10 +1,12 @@
 package fakevllm
 
 import (
+	"container/list"
 	"context"
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,7 +37,8 @@ type Record struct {
 	// PromptTokens counts cached ones too. OutputTokens is what was generated so
 	// far or until the end, all choices together, whatever usage was reported.
 	PromptTokens, CachedTokens, OutputTokens int64
-	Status                                   int // 0 if nothing was answered
+	Status                                   int       // 0 if nothing was answered
+	Started, Ended                           time.Time // got its slot; left it. Zero: not yet, or never
 	Outcome                                  Outcome
 	Fault                                    Fault // the one that ended it
 	Management                               bool  // a route that only an operator may reach
@@ -45,28 +48,41 @@ type Record struct {
 type Stats struct {
 	Requests, Management, Unknown            int64 // all; to management routes; to routes that do not exist
 	InFlight, Running, Waiting, Held         int64 // gauges of inference requests: arrived; in a slot; before it; stopped by Hold
-	PeakInFlight, PeakRunning                int64
-	PromptTokens, CachedTokens, OutputTokens int64 // of ended requests
-	Dropped                                  int64 // records pushed out of the log
+	PeakInFlight, PeakRunning, PeakWaiting   int64
+	SlotTime                                 time.Duration // of all requests together, so far
+	PromptTokens, CachedTokens, OutputTokens int64         // of ended requests
+	WastedTokens                             int64         // those of OutputTokens that were for a client who left
+	Dropped                                  int64         // records pushed out of the log
 	Outcomes                                 map[Outcome]int64
 }
 
 // Server is a model server. All methods are safe for concurrent use.
 type Server struct {
-	cfg   Config
-	words []string
-	mux   *http.ServeMux
-	slots chan struct{}
-	hold  atomic.Pointer[hold]
+	cfg    Config
+	words  []string
+	mux    *http.ServeMux
+	born   time.Time
+	prefix *prefixCache // nil for none
+	hold   atomic.Pointer[hold]
+	faults atomic.Pointer[[]standing]
+	load   atomic.Int64 // Running, to be read without the lock
 
-	mu      sync.Mutex
-	seq     int64
-	ring    []*Record // record n lies at n % len
-	stats   Stats
-	kv      int64         // tokens of running requests
-	changed chan struct{} // closed at the next change; nil while nobody waits
-	stored  map[string]*stored
-	order   []string // ids in stored, oldest first
+	mu        sync.Mutex
+	queue     list.List // of *waiter
+	booked    time.Time // until when the time is accounted for
+	windows   []Window  // a ring once it is full
+	oldest    int
+	open      []*door
+	seq       int64
+	ring      []*Record // record n lies at n % len
+	stats     Stats
+	kv        int64 // tokens of running requests
+	metricsAs Metrics
+	frozen    []byte // what MetricsFrozen answers; nil until it was asked
+	healthAs  Health
+	changed   chan struct{} // closed at the next change; nil while nobody waits
+	stored    map[string]*stored
+	order     []string // ids in stored, oldest first
 }
 
 type hold struct {
@@ -81,7 +97,15 @@ func New(cfg Config) (*Server, error) {
 		return nil, fmt.Errorf("fakevllm: %w", err)
 	}
 	s := &Server{cfg: cfg.withDefaults(), words: words()}
-	s.slots = make(chan struct{}, s.cfg.Slots)
+	s.born = time.Now()
+	s.booked = s.born
+	s.prefix = newPrefixCache(s.cfg.PrefixBlocks, s.cfg.BlockTokens)
+	s.metricsAs, s.healthAs = s.cfg.Metrics, HealthFollows
+	standings := []standing{}
+	for _, f := range slices.Sorted(maps.Keys(s.cfg.Faults)) {
+		standings = append(standings, standing{fault: f, share: s.cfg.Faults[f], since: s.born})
+	}
+	s.faults.Store(&standings)
 	s.Reset()
 	s.mux = s.routes()
 	return s, nil
@@ -110,6 +134,7 @@ func (s *Server) Stats() Stats {
 }
 
 func (s *Server) snapshot() Stats {
+	s.elapse()
 	st := s.stats
 	st.Outcomes = maps.Clone(st.Outcomes)
 	return st
@@ -120,10 +145,12 @@ func (s *Server) snapshot() Stats {
 func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.elapse()
 	old := s.stats
+	s.windows, s.oldest = nil, 0
 	s.stats = Stats{
 		InFlight: old.InFlight, Running: old.Running, Waiting: old.Waiting, Held: old.Held,
-		PeakInFlight: old.InFlight, PeakRunning: old.Running, Outcomes: map[Outcome]int64{},
+		PeakInFlight: old.InFlight, PeakRunning: old.Running, PeakWaiting: old.Waiting, Outcomes: map[Outcome]int64{},
 	}
 	s.seq, s.ring = 0, make([]*Record, s.cfg.LogSize)
 	s.stored, s.order = map[string]*stored{}, nil
@@ -217,11 +244,14 @@ func (s *Server) routes() *http.ServeMux {
 	lookup(http.MethodGet, (*call).version, "/version")
 	lookup(http.MethodGet, (*call).load, "/load")
 	lookup(http.MethodGet, (*call).metrics, "/metrics")
-	lookup("", (*call).health, "/health", "/health/ready", "/ping")
+	lookup("", (*call).health, healthRoutes()...)
 	lookup("", (*call).manage, managementRoutes()...)
 	lookup("", (*call).unknown, "/")
+	s.control(mux)
 	return mux
 }
+
+func healthRoutes() []string { return []string{"/health", "/health/ready", "/ping"} }
 
 // managementRoutes are those of vLLM that change or reveal the server itself. A
 // gateway must let nobody through to them.

@@ -3,7 +3,6 @@ package fakevllm
 import (
 	"bytes"
 	"compress/gzip"
-	"net"
 	"net/http"
 	"strconv"
 	"time"
@@ -208,8 +207,5 @@ func (c *call) reset() {
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	if t, ok := conn.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // best effort: without it the close is a plain one
-	}
-	_ = conn.Close() // nothing is left to lose
+	resetConn(conn)
 }

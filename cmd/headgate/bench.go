@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,7 +26,7 @@ func benchCommand() *cobra.Command {
 // upstreamCommand serves the simulated vLLM.
 func upstreamCommand() *cobra.Command {
 	var cfg fakevllm.Config
-	var listen, faults string
+	var listen, control, faults, metrics string
 	c := &cobra.Command{
 		Use: "upstream", Short: "Serve a simulated vLLM", Args: exactly(0),
 		Example: "  headgate bench upstream --listen 127.0.0.1:8000 --ttft 200ms --inter-token 20ms --faults cut=0.01,503=0.02",
@@ -34,13 +35,26 @@ func upstreamCommand() *cobra.Command {
 			if cfg.Faults, err = fakevllm.ParseFaults(faults); err != nil {
 				return usageError{err}
 			}
+			cfg.Metrics = fakevllm.Metrics(metrics)
 			s, err := fakevllm.New(cfg)
 			if err != nil {
 				return usageError{err}
 			}
-			l, err := net.Listen("tcp", listen)
+			l, err := s.Listen(listen)
 			if err != nil {
 				return err
+			}
+			if control != "" {
+				cl, err := net.Listen("tcp", control)
+				if err != nil {
+					return errors.Join(err, l.Close())
+				}
+				cs := &http.Server{Handler: s.Control(), ReadHeaderTimeout: 10 * time.Second}
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer func() { _ = cs.Close() }() // nothing is lost by it
+				wg.Go(func() { _ = cs.Serve(cl) }) // ends by the Close
+				fmt.Fprintf(c.ErrOrStderr(), "steered on http://%s/fake/\n", cl.Addr())
 			}
 			fmt.Fprintf(c.ErrOrStderr(), "simulated vLLM on http://%s\n", l.Addr())
 			return serveUntil(c.Context(), &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second}, l)
@@ -56,6 +70,13 @@ func upstreamCommand() *cobra.Command {
 	f.IntVar(&cfg.DefaultOutput, "default-output", 0, "tokens of an uncapped answer (default 16)")
 	f.IntVar(&cfg.ContextLen, "context", 0, "tokens of prompt and answer together (default 131072)")
 	f.Float64Var(&cfg.CachedFraction, "cached", 0, "share of each prompt reported as cached")
+	f.DurationVar(&cfg.PromptToken, "prompt-token", 0, "time for each prompt token that is not cached")
+	f.IntVar(&cfg.MaxWaiting, "max-waiting", 0, "requests waiting for a slot before the next is answered 429 (default unbounded)")
+	f.IntVar(&cfg.Knee, "knee", 0, "requests running at full speed; more of them slow each other down (default none do)")
+	f.Int64Var(&cfg.KVTokens, "kv-tokens", 0, "tokens that running requests hold together (default as many as fit)")
+	f.IntVar(&cfg.PrefixBlocks, "prefix-blocks", 0, "blocks of 16 tokens in the prefix cache (default: none, see --cached)")
+	f.StringVar(&metrics, "metrics", "", "how /metrics answers: new, old, none, frozen or hang (default new)")
+	f.StringVar(&control, "control", "", "another address by which it is steered, which answers under every fault")
 	f.StringVar(&faults, "faults", "", "faults and their probabilities, as in stall=0.01,cut=0.02,503=0.05")
 	return c
 }
