@@ -47,11 +47,20 @@ func (e *PausedError) Is(target error) bool { return target == ErrSaturated }
 func (p *Pool) Candidates(dst []Candidate, names, tried []string) ([]Candidate, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now, from := p.now(), len(dst)
+	err := p.eachLocked(now, names, tried, func(e *endpoint) { dst = append(dst, e.candidate(now)) })
+	slices.SortStableFunc(dst[from:], compareCandidates)
+	return dst, err
+}
+
+// eachLocked calls f for each of the named that may take a request now, beginning with
+// another one each time. The error says why there was none.
+func (p *Pool) eachLocked(now int64, names, tried []string, f func(*endpoint)) error {
 	if p.closed {
-		return dst, ErrNoBackend
+		return ErrNoBackend
 	}
 	p.turn++
-	from := len(dst)
+	found, wait, peers := false, int64(0), p.peers()
 	for i := range names {
 		name := names[(i+p.turn)%len(names)]
 		backend, _, one := strings.Cut(name, "@")
@@ -61,24 +70,65 @@ func (p *Pool) Candidates(dst []Candidate, names, tried []string) ([]Candidate, 
 		}
 		for j := range b.endpoints {
 			e := b.endpoints[(j+p.turn)%len(b.endpoints)]
-			if e.state == Down || one && e.id != name || slices.Contains(tried, e.id) || b.drained {
+			if one && e.id != name || slices.Contains(tried, e.id) {
 				continue
 			}
-			dst = append(dst, e.candidate())
+			e.v.settle(now)
+			until, ok := e.takes(now, peers)
+			if ok {
+				found = true
+				f(e)
+			} else if until > 0 && (wait == 0 || until < wait) {
+				wait = until
+			}
 		}
 	}
-	if len(dst) == from {
-		return dst, ErrNoBackend
+	switch {
+	case found:
+		return nil
+	case wait > 0:
+		return &PausedError{Until: p.start.Add(time.Duration(wait - 1))}
 	}
-	slices.SortStableFunc(dst[from:], compareCandidates)
-	return dst, nil
+	return ErrNoBackend
 }
 
-func (e *endpoint) candidate() Candidate {
+// takes says whether e takes a request now, after settle; else until when to wait, if
+// time alone will change it.
+func (e *endpoint) takes(now int64, peers int) (until int64, ok bool) {
+	switch {
+	case !e.v.eligible(now):
+		return 0, false
+	case e.v.paused(now):
+		return e.v.pausedUntil, false
+	case e.full(now, peers):
+		return min(now+int64(rampStep), e.v.rampSince+int64(rampTime)), false
+	}
+	return 0, true
+}
+
+// rampStep is how often one looks whether a slow start has room again.
+const rampStep = 250 * time.Millisecond
+
+// full says whether e, which is unbounded, has this gateway's part of a slow start's room
+// in use. The room of a bounded one is the cluster's to give out, by Share.
+func (e *endpoint) full(now int64, peers int) bool {
+	share := e.v.share(now)
+	return share < 1 && e.b.cfg.Slots == 0 && e.inFlight >= max(int(share*nominalSlots)/peers, 1)
+}
+
+func (p *Pool) peers() int {
+	if p.cfg.Peers == nil {
+		return 1
+	}
+	return max(p.cfg.Peers(), 1)
+}
+
+func (e *endpoint) candidate(now int64) Candidate {
 	cfg := e.b.cfg
+	size := float64(e.size()) * e.v.share(now) * e.v.latencyWeight()
 	return Candidate{
 		ID: e.id, Backend: cfg.Name, Slots: cfg.Slots, SlotTokens: cfg.slotTokens(), Overflow: cfg.Overflow, Bounded: cfg.Slots > 0,
-		InFlight: e.inFlight, Load: float64(e.inFlight+1) / float64(e.size()), State: e.state,
+		InFlight: e.inFlight, Load: float64(e.inFlight+1) / size, State: e.v.state,
 	}
 }
 
@@ -109,19 +159,30 @@ func compareCandidates(a, b Candidate) int {
 	return 0
 }
 
+// Releaser is what a slot gives back with itself: the cluster's lease on it.
+type Releaser interface{ Release() }
+
 // Hold counts one request in flight to the endpoint of that ID, whatever its Slots: a
-// bounded one's are the cluster's to give out. It fails with ErrNoBackend or a
-// *PausedError if the endpoint takes none any more; a breaker that is half open lets one
-// through. The caller must Release the slot.
-func (p *Pool) Hold(id string) (*Slot, error) {
+// bounded one's are the cluster's to give out, and lease, if it isn't nil, is what it
+// gave; Slot.Release releases it, once. Hold fails with ErrNoBackend or a *PausedError if
+// the endpoint takes none any more, and leaves lease to the caller; a breaker that is
+// half open lets one through.
+func (p *Pool) Hold(id string, lease Releaser) (*Slot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e := p.findLocked(id)
-	if e == nil || p.closed || e.state == Down || e.b.drained {
+	e, now := p.findLocked(id), p.now()
+	if e == nil || p.closed {
 		return nil, ErrNoBackend
 	}
-	e.inFlight++
-	return &Slot{p: p, e: e, b: e.b, cfg: e.b.cfg}, nil
+	e.v.settle(now)
+	until, ok := e.takes(now, p.peers())
+	switch {
+	case ok:
+		return p.holdLocked(now, e, lease), nil
+	case until > 0:
+		return nil, &PausedError{Until: p.start.Add(time.Duration(until - 1))}
+	}
+	return nil, ErrNoBackend
 }
 
 func (p *Pool) findLocked(id string) *endpoint {
@@ -167,12 +228,13 @@ type Endpoint struct {
 func (p *Pool) Endpoints() []Endpoint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := p.now()
 	var out []Endpoint
 	for _, b := range p.order {
 		for _, e := range b.endpoints {
 			out = append(out, Endpoint{
 				ID: e.id, Backend: b.cfg.Name, Slots: b.cfg.Slots, SlotTokens: b.cfg.slotTokens(), Overflow: b.cfg.Overflow,
-				Metrics: b.cfg.metricsPath() != "", Share: 1,
+				Metrics: b.cfg.metricsPath() != "", Share: e.v.share(now),
 			})
 		}
 	}
@@ -180,18 +242,13 @@ func (p *Pool) Endpoints() []Endpoint {
 }
 
 // Share is Endpoint.Share of one of them; 1 if it is unknown.
-func (p *Pool) Share(id string) float64 { return 1 }
-
-// Drain makes names the backends and endpoints that take no new request; those in flight
-// finish, and health is followed as ever. It replaces what an earlier call named. Names
-// that nothing bears count once something does.
-func (p *Pool) Drain(names []string) {
+func (p *Pool) Share(id string) float64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, b := range p.order {
-		b.drained = slices.Contains(names, b.cfg.Name)
+	if e := p.findLocked(id); e != nil {
+		return e.v.share(p.now())
 	}
-	p.changedLocked()
+	return 1
 }
 
 // Fetch gives what a GET of path, below the base path of the endpoint's backend, answers
@@ -217,9 +274,3 @@ func (p *Pool) Fetch(ctx context.Context, id, path string, limit int64) ([]byte,
 	}
 	return body, nil
 }
-
-// Retry takes one attempt from the pool's retry budget: a fifth of the requests and three
-// a second, up to a bound. It is to be asked before a request that a backend may have
-// received is sent to another; one that cannot have been received ([Retryable]) is no load
-// on any backend and needs none.
-func (p *Pool) Retry() bool { return true }

@@ -115,6 +115,8 @@ type Config struct {
 	ResolveInterval       time.Duration // between look-ups of dns:// names and of changed files; default 10s
 	MaxIdlePerBackend     int           // idle connections kept to each endpoint; default 1024
 
+	// MaxFailures in a row open an endpoint's breaker; 0: 5; below 0 breakers never open.
+	MaxFailures int
 	// Peers is how many gateways share the backends, this one included: an unbounded
 	// endpoint that comes back takes a part of a slow start's room. Default: one.
 	Peers func() int

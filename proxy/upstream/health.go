@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,25 +23,28 @@ const (
 
 // upLocked notes that e answered.
 func (p *Pool) upLocked(e *endpoint) {
-	e.failedProbes, e.failedDials = 0, 0
-	if e.state == Up {
+	was := e.v.state
+	if !e.v.up(p.now()) {
 		return
 	}
+	e.lastError = ""
 	if !e.gone {
-		p.cfg.Logger.Info("backend is up", "backend", e.id, "was", e.state.String())
+		p.cfg.Logger.Info("backend is up", "backend", e.id, "was", was.String())
 	}
-	e.state, e.lastError = Up, ""
+	p.changedLocked()
 }
 
 // downLocked takes e out of use.
 func (p *Pool) downLocked(e *endpoint) {
-	if e.state == Down {
+	was := e.v.state
+	if !e.v.down(p.now()) {
 		return
 	}
 	if !e.gone {
-		p.cfg.Logger.Warn("backend is down", "backend", e.id, "was", e.state.String(), "err", e.lastError)
+		p.cfg.Logger.Warn("backend is down", "backend", e.id, "was", was.String(), "err", e.lastError)
 	}
-	e.state = Down
+	p.lostLocked(e, p.inFlight)
+	p.changedLocked()
 }
 
 // probeSoon wakes e's probe loop; one waiting wake is enough.
@@ -62,11 +66,12 @@ func (p *Pool) probeLoop(ctx context.Context, b *backend, e *endpoint) {
 		case <-timer.C:
 		case <-e.wake:
 		}
+		began := p.now()
 		err := p.probe(ctx, b, e)
 		if ctx.Err() != nil {
 			return
 		}
-		timer.Reset(p.probed(e, err))
+		timer.Reset(p.probed(e, began, err))
 		select { // whatever woke it meanwhile is answered by the next probe, not at once
 		case <-ctx.Done():
 			return
@@ -75,22 +80,30 @@ func (p *Pool) probeLoop(ctx context.Context, b *backend, e *endpoint) {
 	}
 }
 
-// probed notes a probe's outcome and says how long to wait for the next.
-func (p *Pool) probed(e *endpoint, err error) time.Duration {
+// probed notes the outcome of a probe and says how long to wait for the next. One that
+// is late while answers come says that the server is busy, not that it is ill.
+func (p *Pool) probed(e *endpoint, began int64, err error) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := p.now()
+	if errors.Is(err, context.DeadlineExceeded) && e.heard.Load() > began {
+		return p.cfg.HealthInterval
+	}
 	if err == nil {
 		p.upLocked(e)
 		e.lastError = ""
+		if e.v.state == Down { // up and down too often: not yet
+			return max(min(time.Duration(e.v.downUntil-now), p.cfg.HealthInterval), time.Millisecond)
+		}
 		return p.cfg.HealthInterval
 	}
-	e.failedProbes++
+	e.v.failedProbes++
 	e.lastError = err.Error()
-	if e.failedProbes < maxFailedProbes {
+	if e.v.failedProbes < maxFailedProbes {
 		return min(time.Second, p.cfg.HealthInterval) // settle the doubt soon
 	}
 	p.downLocked(e)
-	return p.cfg.HealthInterval << min(e.failedProbes-maxFailedProbes, maxBackoff)
+	return p.cfg.HealthInterval << min(e.v.failedProbes-maxFailedProbes, maxBackoff)
 }
 
 // probe asks e for its health; nil is a 2xx answer in time.
@@ -116,7 +129,7 @@ func (p *Pool) get(ctx context.Context, b *backend, cfg *Backend, url string, li
 		return nil, err
 	}
 	req.Host = b.base.Host
-	setAuth(req.Header, cfg.APIKey)
+	setAuth(req.Header, cfg.Kind, *b.key.Load())
 	resp, err := b.transport.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -134,7 +147,7 @@ func (p *Pool) get(ctx context.Context, b *backend, cfg *Backend, url string, li
 	return body, nil
 }
 
-// watch follows a backend's DNS name and certificate files.
+// watch follows a backend's DNS name, certificate files and key file.
 func (p *Pool) watch(ctx context.Context, b *backend) {
 	tick := time.NewTicker(p.cfg.ResolveInterval)
 	defer tick.Stop()
@@ -149,6 +162,12 @@ func (p *Pool) watch(ctx context.Context, b *backend) {
 			p.cfg.Logger.Warn("changed certificate files cannot be used; the old ones stay", "backend", cfg.Name, "err", err.Error())
 		} else if changed {
 			p.cfg.Logger.Info("certificate files reloaded", "backend", cfg.Name)
+		}
+		if key, err := readKey(*cfg); err != nil {
+			p.cfg.Logger.Warn("backend's key cannot be read; the last one stays", "backend", cfg.Name, "err", err.Error())
+		} else if *key != *b.key.Load() {
+			b.key.Store(key)
+			p.cfg.Logger.Info("backend's key reloaded", "backend", cfg.Name)
 		}
 		select {
 		case <-ctx.Done():
@@ -183,7 +202,7 @@ func (p *Pool) resolve(ctx context.Context, b *backend, name string) {
 	if p.backends[name] != b {
 		return // replaced meanwhile
 	}
-	kept := b.endpoints[:0:0]
+	kept, had, came := b.endpoints[:0:0], len(b.endpoints), false
 	for _, e := range b.endpoints {
 		if slices.Contains(hosts, e.host) {
 			kept = append(kept, e)
@@ -196,10 +215,14 @@ func (p *Pool) resolve(ctx context.Context, b *backend, name string) {
 	for _, h := range hosts {
 		if !slices.ContainsFunc(b.endpoints, func(e *endpoint) bool { return e.host == h }) {
 			p.addEndpointLocked(b, name+"@"+h, h)
+			came = true
 		}
 	}
 	for _, e := range b.endpoints {
 		p.startProbesLocked(e)
+	}
+	if came || len(kept) < had {
+		p.changedLocked()
 	}
 }
 

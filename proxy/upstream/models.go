@@ -58,7 +58,7 @@ func (p *Pool) fetchModels(ctx context.Context, b *backend) ([]json.RawMessage, 
 	cfg := b.cfg
 	host := ""
 	for _, e := range b.endpoints {
-		if e.state == Up || (e.state == Unknown && host == "") {
+		if e.v.state == Up || (e.v.state == Unknown && host == "") {
 			host = e.host
 		}
 	}

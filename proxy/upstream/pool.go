@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // Why Acquire gives no slot.
@@ -39,13 +39,18 @@ func (s State) String() string { return [...]string{"unknown", "up", "down"}[s] 
 // Pool holds the backends. All methods are safe for concurrent use.
 type Pool struct {
 	cfg      Config
-	updating sync.Mutex // serialises Update; taken before mu
+	start    time.Time     // what now counts from
+	retend   chan struct{} // wakes tend before its time
+	updating sync.Mutex    // serialises Update; taken before mu
 
 	mu       sync.Mutex // short sections only: no I/O, no logging to slow sinks under it
 	backends map[string]*backend
 	order    []*backend  // as the policy lists them
 	draining []*endpoint // gone from the policy or from DNS, requests still in flight
+	drains   []string    // names of those that take no new request
 	turn     int         // where the next search begins, so that ties rotate
+	inFlight int         // of all endpoints
+	budget   budget      // of second attempts
 	closed   bool
 	changed  chan struct{}   // closed and replaced when who takes requests changes
 	run      context.Context // Run's, while it runs; goroutines start only under it
@@ -59,29 +64,31 @@ type backend struct {
 	base      *url.URL
 	transport *transport
 	models    modelsCache
+	key       atomic.Pointer[string] // sent as the credential
 
 	// Guarded by Pool.mu.
 	cfg       *Backend
 	endpoints []*endpoint
-	drained   bool
 	stop      context.CancelFunc // of the loop that watches names and files; nil: none runs
 }
 
-// endpoint is one address with its load and health; all but id, host and wake are
-// guarded by Pool.mu.
+// endpoint is one address with its load and health; all but id, host, wake and heard
+// are guarded by Pool.mu.
 type endpoint struct {
 	id   string // the backend's name, for dns:// with @address:port
 	host string // host:port that requests are sent to
 	wake chan struct{}
+	// heard is when an answer last brought bytes, by Pool.now.
+	heard atomic.Int64
 
-	b            *backend
-	inFlight     int
-	gone         bool
-	state        State
-	failedProbes int // in a row
-	failedDials  int // in a row
-	lastError    string
-	stop         context.CancelFunc // of its probe loop; nil: none runs
+	b         *backend
+	inFlight  int
+	gone      bool
+	v         vitals
+	held      *Slot         // the first of those out
+	lost      chan struct{} // closed and replaced by lostLocked
+	lastError string
+	stop      context.CancelFunc // of its probe loop; nil: none runs
 }
 
 // NewPool makes a pool of cfg's backends. It reads certificate files and opens no
@@ -90,12 +97,18 @@ func NewPool(cfg Config) (*Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Pool{cfg: cfg.withDefaults(), backends: map[string]*backend{}, changed: make(chan struct{})}
+	p := &Pool{
+		cfg: cfg.withDefaults(), start: time.Now(), retend: make(chan struct{}, 1),
+		backends: map[string]*backend{}, changed: make(chan struct{}), budget: budget{tokens: retryBurst},
+	}
 	if err := p.Update(cfg.Backends); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
+
+// now is the time that vitals go by: never 0, never falling.
+func (p *Pool) now() int64 { return int64(time.Since(p.start)) + 1 }
 
 // Update makes bs the backends. One that reaches the same server as before keeps
 // its connections, slots in use and health, whatever else of it changed; one that is
@@ -112,9 +125,13 @@ func (p *Pool) Update(bs []Backend) error {
 	old := p.backends
 	p.mu.Unlock()
 
-	order := make([]*backend, len(bs))
+	order, keys := make([]*backend, len(bs)), make([]*string, len(bs))
+	var err error
 	for i, cfg := range bs { // reads files, so outside of mu
 		if o := old[cfg.Name]; o != nil && o.cfg.sameServer(cfg) {
+			if keys[i], err = readKey(cfg); err != nil {
+				return fmt.Errorf("backends[%d].%w", i, err)
+			}
 			order[i] = o
 			continue
 		}
@@ -130,6 +147,9 @@ func (p *Pool) Update(bs []Backend) error {
 	for i, b := range order {
 		b.cfg = &bs[i]
 		now[b.cfg.Name] = b
+		if keys[i] != nil {
+			b.key.Store(keys[i])
+		}
 	}
 	var removed []*backend
 	for name, b := range old {
@@ -142,6 +162,7 @@ func (p *Pool) Update(bs []Backend) error {
 	for _, b := range order {
 		p.startLocked(b)
 	}
+	p.changedLocked()
 	p.mu.Unlock()
 
 	for _, b := range removed { // busy connections close as they finish
@@ -174,7 +195,13 @@ func (p *Pool) newBackend(cfg Backend) (*backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &backend{base: base, transport: t, cfg: &cfg, models: newModelsCache()}, nil
+	key, err := readKey(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b := &backend{base: base, transport: t, cfg: &cfg, models: newModelsCache()}
+	b.key.Store(key)
+	return b, nil
 }
 
 // startLocked gives a backend of a fixed address its endpoint and starts the loops
@@ -186,7 +213,7 @@ func (p *Pool) startLocked(b *backend) {
 	if p.run == nil {
 		return
 	}
-	if b.stop == nil && (b.cfg.dns() || b.cfg.tls()) {
+	if b.stop == nil && (b.cfg.dns() || b.cfg.tls() || b.cfg.APIKeyFile != "") {
 		ctx, stop := context.WithCancel(p.run)
 		b.stop = stop
 		p.loops.Go(func() { p.watch(ctx, b) })
@@ -197,7 +224,7 @@ func (p *Pool) startLocked(b *backend) {
 }
 
 func (p *Pool) startProbesLocked(e *endpoint) {
-	if p.run == nil || e.stop != nil {
+	if p.run == nil || e.stop != nil || !e.b.cfg.probed() {
 		return
 	}
 	ctx, stop := context.WithCancel(p.run)
@@ -209,14 +236,20 @@ func (p *Pool) startProbesLocked(e *endpoint) {
 // addEndpointLocked adds an address to b. One that is still draining returns with the
 // load it has, or its slots would be given out twice.
 func (p *Pool) addEndpointLocked(b *backend, id, host string) {
-	i := slices.IndexFunc(p.draining, func(e *endpoint) bool { return e.id == id && e.host == host })
-	if i < 0 {
-		b.endpoints = append(b.endpoints, &endpoint{id: id, host: host, b: b, wake: make(chan struct{}, 1)})
-		return
+	var v vitals
+	if !b.cfg.probed() {
+		v.state = Up // until answers say otherwise
 	}
-	e := p.draining[i]
-	p.draining = slices.Delete(p.draining, i, i+1)
-	e.b, e.gone, e.state, e.failedProbes, e.failedDials, e.lastError = b, false, Unknown, 0, 0, ""
+	v.newcomer, v.breaker.most = len(b.endpoints) > 0, p.cfg.MaxFailures
+	i := slices.IndexFunc(p.draining, func(e *endpoint) bool { return e.id == id && e.host == host })
+	e := &endpoint{id: id, host: host, wake: make(chan struct{}, 1), lost: make(chan struct{})}
+	if i >= 0 {
+		e = p.draining[i]
+		p.draining = slices.Delete(p.draining, i, i+1)
+		v.rest, v.breaker.gen = e.v.rest, e.v.breaker.gen+1
+	}
+	e.b, e.gone, e.v, e.lastError = b, false, v, ""
+	e.v.drained = p.drainedLocked(e)
 	b.endpoints = append(b.endpoints, e)
 }
 
@@ -243,67 +276,76 @@ func (p *Pool) retireEndpointLocked(e *endpoint) {
 	}
 }
 
-// Acquire takes a slot of the least loaded endpoint (in flight / slots) among the
-// named backends that is up, or of one whose health is unknown where no live one has
-// room, leaving out those whose Slot.Endpoint is in tried. A name may also be that of an
-// endpoint. The caller must Release it.
+// Acquire takes a slot of the best of Candidates that has less in flight here than its
+// Slots. A name may also be that of an endpoint. The caller must Release it.
 func (p *Pool) Acquire(names, tried []string) (*Slot, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return nil, ErrNoBackend
-	}
-	p.turn++
-	var best *endpoint
+	now := p.now()
+	var best Candidate
+	var at *endpoint
 	full := false
-	for i := range names {
-		name := names[(i+p.turn)%len(names)]
-		backend, _, one := strings.Cut(name, "@")
-		b := p.backends[backend]
-		if b == nil {
-			continue
+	err := p.eachLocked(now, names, tried, func(e *endpoint) {
+		c := e.candidate(now)
+		switch {
+		case c.Bounded && c.InFlight >= c.Slots:
+			full = true
+		case at == nil || compareCandidates(c, best) < 0:
+			best, at = c, e
 		}
-		for j := range b.endpoints {
-			e := b.endpoints[(j+p.turn)%len(b.endpoints)]
-			switch {
-			case e.state == Down || one && e.id != name || slices.Contains(tried, e.id):
-			case b.cfg.Slots > 0 && e.inFlight >= b.cfg.Slots:
-				full = true
-			case best == nil || e.betterThan(best):
-				best = e
-			}
-		}
-	}
-	if best == nil && full {
+	})
+	switch {
+	case at != nil:
+		return p.holdLocked(now, at, nil), nil
+	case full:
 		return nil, ErrSaturated
 	}
-	if best == nil {
-		return nil, ErrNoBackend
-	}
-	best.inFlight++
-	return &Slot{p: p, e: best, b: best.b, cfg: best.b.cfg}, nil
+	return nil, err
 }
 
-// betterThan prefers what is known to be up, then the smaller load that the request
-// would bring it to.
-func (e *endpoint) betterThan(o *endpoint) bool {
-	if e.state != o.state {
-		return e.state == Up
-	}
-	return (int64(e.inFlight)+1)*o.size() < (int64(o.inFlight)+1)*e.size()
-}
-
-func (e *endpoint) size() int64 {
+func (e *endpoint) size() int {
 	if s := e.b.cfg.Slots; s > 0 {
-		return int64(s)
+		return s
 	}
 	return nominalSlots
 }
 
-func (p *Pool) release(e *endpoint) {
+func (p *Pool) holdLocked(now int64, e *endpoint, lease Releaser) *Slot {
+	trial := e.v.breaker.state == BreakerHalfOpen
+	s := &Slot{p: p, e: e, b: e.b, cfg: e.b.cfg, lease: lease, lost: e.lost, gen: e.v.begin(now), next: e.held}
+	if e.held != nil {
+		e.held.prev = s
+	}
+	e.held = s
+	e.inFlight++
+	p.inFlight++
+	p.budget.begin(now, p.fullBudgetLocked())
+	if trial { // nobody else is to wait for it
+		p.changedLocked()
+	}
+	return s
+}
+
+func (p *Pool) release(s *Slot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	e, now := s.e, p.now()
+	if !s.open {
+		p.endLocked(now, s, nothing)
+	}
+	if s.prev != nil {
+		s.prev.next = s.next
+	} else {
+		e.held = s.next
+	}
+	if s.next != nil {
+		s.next.prev = s.prev
+	}
+	if e.v.share(now) < 1 && e.full(now, p.peers()) {
+		p.changedLocked() // a place for one who waits
+	}
 	e.inFlight--
+	p.inFlight--
 	if e.gone && e.inFlight == 0 {
 		if i := slices.Index(p.draining, e); i >= 0 {
 			p.draining = slices.Delete(p.draining, i, i+1)
@@ -322,6 +364,17 @@ type BackendStatus struct {
 	Slots    int // 0: unbounded
 	// LastError is why it was last found ill; "" since it was found well.
 	LastError string
+
+	Kind     Kind
+	Overflow bool
+	Drained  bool // by Drain
+	Breaker  BreakerState
+	Ejected  bool          // its peers do much better
+	Paused   time.Duration // for so long yet it asked to be left alone
+	Share    float64       // of its room, below 1 during a slow start
+	Weight   float64       // below 1: slower than its peers
+	// FirstByte is how long streams wait for their first byte, about; 0: unknown.
+	FirstByte time.Duration
 }
 
 // Status lists the endpoints in the policy's order, draining ones last. A dns://
@@ -329,30 +382,36 @@ type BackendStatus struct {
 func (p *Pool) Status() []BackendStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now := p.now()
 	var out []BackendStatus
 	for _, b := range p.order {
 		for _, e := range b.endpoints {
-			out = append(out, e.status())
+			out = append(out, e.status(now))
 		}
 		if len(b.endpoints) == 0 {
 			out = append(out, BackendStatus{
 				Name: b.cfg.Name, Endpoint: b.cfg.Name, URL: b.cfg.URL,
 				State: Down, Slots: b.cfg.Slots, LastError: "the name has no address yet",
+				Kind: b.cfg.Kind, Overflow: b.cfg.Overflow, Share: 1, Weight: 1,
 			})
 		}
 	}
 	for _, e := range p.draining {
-		out = append(out, e.status())
+		out = append(out, e.status(now))
 	}
 	return out
 }
 
-func (e *endpoint) status() BackendStatus {
+func (e *endpoint) status(now int64) BackendStatus {
+	v := &e.v
+	v.settle(now)
 	u := *e.b.base
 	u.Host = e.host
 	return BackendStatus{
-		Name: e.b.cfg.Name, Endpoint: e.id, URL: u.String(), State: e.state, Draining: e.gone,
+		Name: e.b.cfg.Name, Endpoint: e.id, URL: u.String(), State: v.state, Draining: e.gone,
 		InFlight: e.inFlight, Slots: e.b.cfg.Slots, LastError: e.lastError,
+		Kind: e.b.cfg.Kind, Overflow: e.b.cfg.Overflow, Drained: v.drained, Breaker: v.breaker.state, Ejected: v.ejectedUntil > 0,
+		Paused: time.Duration(max(v.pausedUntil-now, 0)), Share: v.share(now), Weight: v.latencyWeight(), FirstByte: time.Duration(v.first),
 	}
 }
 
@@ -363,7 +422,7 @@ func (p *Pool) Up() int {
 	n := 0
 	for _, b := range p.order {
 		for _, e := range b.endpoints {
-			if e.state == Up {
+			if e.v.state == Up {
 				n++
 			}
 		}
@@ -386,6 +445,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	for _, b := range p.order {
 		p.startLocked(b)
 	}
+	p.loops.Go(func() { p.tend(ctx) })
 	p.mu.Unlock()
 
 	<-ctx.Done()
@@ -409,6 +469,7 @@ func (p *Pool) Run(ctx context.Context) error {
 func (p *Pool) Close() {
 	p.mu.Lock()
 	p.closed = true
+	p.changedLocked()
 	stop, done, order := p.stop, p.done, p.order
 	p.mu.Unlock()
 	if stop != nil {
@@ -430,13 +491,4 @@ func hostPort(u *url.URL) string {
 		return u.Host + ":443"
 	}
 	return u.Host + ":80"
-}
-
-// setAuth puts the backend's key in place of whatever the request carries.
-func setAuth(h http.Header, key string) {
-	if key == "" {
-		h.Del("Authorization")
-		return
-	}
-	h.Set("Authorization", "Bearer "+key)
 }

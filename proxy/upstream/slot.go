@@ -23,9 +23,19 @@ type Slot struct {
 	e        *endpoint
 	b        *backend
 	cfg      *Backend
-	released atomic.Bool
-	stream   bool
+	lease    Releaser // nil: none
 	lost     <-chan struct{}
+	released atomic.Bool
+
+	// Guarded by Pool.mu.
+	prev, next      *Slot // of the endpoint's
+	stream, movable bool
+	cancel          context.CancelCauseFunc // ends the request under way
+	open            bool                    // a request is under way, or its answer's body is open
+	begun           bool                    // the body's first byte came
+	done            bool                    // what the request says of the endpoint was noted
+	gen             uint32                  // of the endpoint's breaker
+	sentAt          int64
 }
 
 // Name is the backend's, as the policy has it.
@@ -42,17 +52,59 @@ func (b *backend) url(host, path string) string {
 	return b.base.Scheme + "://" + host + (&url.URL{Path: b.base.Path}).EscapedPath() + path
 }
 
-// Release gives the slot back; calls after the first do nothing.
+// Release gives the slot back, and its lease; calls after the first do nothing.
 func (s *Slot) Release() {
-	if s.released.CompareAndSwap(false, true) {
-		s.p.release(s.e)
+	if !s.released.CompareAndSwap(false, true) {
+		return
+	}
+	s.p.release(s)
+	if s.lease != nil {
+		s.lease.Release()
 	}
 }
 
-// Fail reports that an answer broke off after RoundTrip had returned it. The endpoint
-// is probed at once instead of at its next turn; it keeps its state until then.
+// Fail reports what only the caller can see: an answer that is no answer, an error in the
+// middle of a stream. It counts as a failure of the endpoint, once a request, and has it
+// probed at once instead of at its next turn. Broken connections and timeouts are noted
+// without it, and it does no harm then.
 func (s *Slot) Fail(err error) {
-	s.p.suspect(s.e, err)
+	if err == nil || errors.Is(err, context.Canceled) {
+		return // the client went away, which says nothing of the backend
+	}
+	s.p.mu.Lock()
+	s.e.lastError = err.Error()
+	s.p.endLocked(s.p.now(), s, failed)
+	s.p.mu.Unlock()
+	s.e.probeSoon()
+}
+
+// Lost is closed when the endpoint went down, was ejected, or failed several times in a
+// row since the slot was had. It says so only; see Movable.
+func (s *Slot) Lost() <-chan struct{} { return s.lost }
+
+// Stream says, before RoundTrip, that the request asks for a stream: the first byte of
+// its answer is due soon, which is what first-byte timeouts and latencies go by.
+func (s *Slot) Stream() {
+	s.p.mu.Lock()
+	s.stream = true
+	s.p.mu.Unlock()
+}
+
+// Movable says, before RoundTrip, that the request may be sent to another endpoint after
+// this one has received it: it does no harm twice. If the endpoint is lost before a byte
+// of the answer's body has come, RoundTrip, or the first read of the body, then fails with
+// a Replayable error instead of waiting on. It does nothing for commercial backends, which
+// bill what they took.
+func (s *Slot) Movable() {
+	s.p.mu.Lock()
+	s.movable = s.cfg.Kind == VLLM
+	s.p.mu.Unlock()
+}
+
+// Upstream is the backend's own name for a model, by the policy's Models.
+func (s *Slot) Upstream(public string) (string, bool) {
+	name, ok := s.cfg.Models[public]
+	return name, ok
 }
 
 // Error is a request that got no answer.
@@ -77,62 +129,51 @@ func Retryable(err error) bool {
 }
 
 // Replayable says whether the request of which RoundTrip, or the first read of the
-// answer's body, made err may have been processed, yet brought no byte of an answer and
-// will bring none: the endpoint was lost, broke the connection or kept silent beyond its
-// timeout. It may be sent to another endpoint if doing the work twice does no harm and
-// [Pool.Retry] allows it.
+// answer's body, made err may have been processed, yet brought no byte of an answer's body
+// and will bring none: the endpoint was lost, broke the connection or kept silent beyond
+// its timeout. It may be sent to another endpoint if doing the work twice does no harm and
+// [Pool.MayRetry] allows it. Never what a commercial backend took, which bills it, nor
+// what its caller has given up.
 func Replayable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.silent
 }
 
-// Lost is closed when the endpoint went down, was ejected, or failed several times in a
-// row since the slot was had. A request that has had no byte of its answer by then ends
-// by itself with an error that is Replayable; one that has goes on.
-func (s *Slot) Lost() <-chan struct{} { return s.lost }
-
-// Stream says, before RoundTrip, that the request asks for a stream: the first byte of
-// its answer is due soon, which is what first-byte timeouts and latencies go by.
-func (s *Slot) Stream() { s.stream = true }
-
-// Model is the backend's own name for a model, by the policy's Models; "" if it has none.
-func (s *Slot) Model(public string) string { return s.cfg.Models[public] }
-
 // RoundTrip sends req, made with the slot's URL, and returns the answer whatever its
-// status; the caller closes its body. It sets req's Host and Authorization. A request
-// that met a connection which the server had meanwhile closed starts over by itself
-// where its body can be had again (GetBody). Errors are of type *Error. As with any
+// status; the caller closes its body, before another RoundTrip. It sets req's Host and
+// credentials. A request that met a connection which the server had meanwhile closed
+// starts over by itself where its body can be had again (GetBody). Errors are of type
+// *Error, also those of reading the body unless req's context has ended. As with any
 // http.RoundTripper, req.Body is closed, perhaps only after RoundTrip has returned.
 func (s *Slot) RoundTrip(req *http.Request) (*http.Response, error) {
 	req.Host = s.b.base.Host
-	setAuth(req.Header, s.cfg.APIKey)
+	setAuth(req.Header, s.cfg.Kind, *s.b.key.Load())
+	x := s.begin(req.Context())
 	body := req.Body
 	for stale := 0; ; stale++ {
 		a := &attempt{}
-		r := req.WithContext(httptrace.WithClientTrace(req.Context(), a.trace()))
+		r := req.WithContext(httptrace.WithClientTrace(x.ctx, a.trace()))
 		r.Body = body
 		r.GetBody = nil // no replays but ours
 		resp, err := s.b.transport.RoundTrip(r)
 		if err == nil {
-			if resp.StatusCode < 500 {
-				s.p.answered(s.e)
-			}
+			x.answered(resp)
 			return resp, nil
 		}
-		if req.Context().Err() != nil {
-			return nil, &Error{Backend: s.e.id, Err: err}
-		}
 		unsent := a.unsent(req.ContentLength)
-		if unsent && a.reused && stale < maxStale {
+		if x.ctx.Err() == nil && unsent && a.reused && stale < maxStale {
 			if again, ok := rewind(req); ok {
 				body = again
 				continue
 			}
 		}
-		if a.failedDial() {
-			s.p.dialFailed(s.e, err)
+		switch {
+		case !a.asked: // no transport would send it
+			return nil, x.unblamed(err, false)
+		case unsent && a.reused && x.ctx.Err() == nil: // stale, and the body can't be had again, or too often
+			return nil, x.unblamed(err, true)
 		}
-		return nil, &Error{Backend: s.e.id, Err: err, unsent: unsent}
+		return nil, x.failed(err, unsent, !a.got)
 	}
 }
 
@@ -172,9 +213,6 @@ func (a *attempt) trace() *httptrace.ClientTrace {
 	}
 }
 
-// failedDial: a connection was asked for and none was got.
-func (a *attempt) failedDial() bool { return a.asked && !a.got }
-
 // unsent: the peer cannot have the whole request. Encryption and, with HTTP/2, the
 // other requests on the connection only make the count larger, hence the answer more careful.
 func (a *attempt) unsent(length int64) bool {
@@ -182,33 +220,4 @@ func (a *attempt) unsent(length int64) bool {
 		return a.asked // else the request itself was refused
 	}
 	return a.conn != nil && a.conn.written.Load()-a.start < max(1, length)
-}
-
-// answered notes that e works.
-func (p *Pool) answered(e *endpoint) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.upLocked(e)
-}
-
-// dialFailed notes that no connection to e could be had.
-func (p *Pool) dialFailed(e *endpoint, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e.failedDials++
-	e.lastError = err.Error()
-	if e.failedDials >= maxFailedDials {
-		p.downLocked(e)
-		e.probeSoon()
-	}
-}
-
-func (p *Pool) suspect(e *endpoint, err error) {
-	if err == nil || errors.Is(err, context.Canceled) {
-		return // the client went away, which says nothing of the backend
-	}
-	p.mu.Lock()
-	e.lastError = err.Error()
-	p.mu.Unlock()
-	e.probeSoon()
 }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -104,7 +105,8 @@ func newHTTPTransport(b Backend, pool Config) (*http.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &net.Dialer{Timeout: pool.DialTimeout, KeepAlive: 15 * time.Second}
+	connect := cmp.Or(b.ConnectTimeout, pool.DialTimeout)
+	d := &net.Dialer{Timeout: connect, KeepAlive: 15 * time.Second}
 	t := &http.Transport{
 		Proxy: nil, // the environment must not reroute a fleet's inner traffic
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -114,7 +116,7 @@ func newHTTPTransport(b Backend, pool Config) (*http.Transport, error) {
 			}
 			return &countedConn{Conn: c}, nil
 		},
-		TLSHandshakeTimeout:    pool.DialTimeout,
+		TLSHandshakeTimeout:    connect,
 		DisableCompression:     true, // bytes pass as they are; usage must be readable
 		MaxIdleConnsPerHost:    pool.MaxIdlePerBackend,
 		IdleConnTimeout:        pool.IdleConnTimeout,
