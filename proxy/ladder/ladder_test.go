@@ -48,20 +48,37 @@ func TestTriggerTable(t *testing.T) {
 	}{
 		{"no rungs", nil, []told{{1, time.Minute, 0}}},
 		{"one after the other", three(), []told{
-			{1, tick, 0}, {1, 2*time.Second - tick, 0}, {1, tick, best},
-			{1, 2*time.Second - tick, best}, {1, tick, stale},
-			{1, 4*time.Second - tick, stale}, {1, tick, cut}, {1, time.Hour, cut},
+			{1, tick, 0},
+			{1, 2*time.Second - tick, 0},
+			{1, tick, best},
+			{1, 2*time.Second - tick, best},
+			{1, tick, stale},
+			{1, 4*time.Second - tick, stale},
+			{1, tick, cut},
+			{1, time.Hour, cut},
 			// the last one: off below .7, after twice 4 s
-			{.69, tick, cut}, {.69, 8*time.Second - tick, cut}, {.69, tick, stale}, {.69, time.Minute, stale},
-			{.2, tick, stale}, {.2, 4*time.Second - tick, stale}, {.2, tick, best},
-			{.2, 4*time.Second - tick, best}, {.2, tick, 0}, {.2, time.Minute, 0},
+			{.69, tick, cut},
+			{.69, 8*time.Second - tick, cut},
+			{.69, tick, stale},
+			{.69, time.Minute, stale},
+			{.2, tick, stale},
+			{.2, 4*time.Second - tick, stale},
+			{.2, tick, best},
+			{.2, 4*time.Second - tick, best},
+			{.2, tick, 0},
+			{.2, time.Minute, 0},
 		}},
 		{"at the threshold, and just below", three()[:1], []told{
-			{.4999, time.Minute, 0}, {.5, 2 * time.Second, 0}, {.5, tick, best},
-			{.3, time.Minute, best}, {.2999, 4 * time.Second, best}, {.2999, tick, 0},
+			{.4999, time.Minute, 0},
+			{.5, 2 * time.Second, 0},
+			{.5, tick, best},
+			{.3, time.Minute, best},
+			{.2999, 4 * time.Second, best},
+			{.2999, tick, 0},
 		}},
 		{"a rung waits for those below it", []Setting{{Rung: StaleCache, At: .8, For: time.Second}, {Rung: SmallerModel, At: .4, For: time.Second}}, []told{
-			{.7, time.Minute, 0}, {.8, 2*time.Second + tick, SetOf(StaleCache, SmallerModel)},
+			{.7, time.Minute, 0},
+			{.8, 2*time.Second + tick, SetOf(StaleCache, SmallerModel)},
 			{.3, time.Minute, SetOf(StaleCache, SmallerModel)}, // the last one is off below .2
 			{.1, 4*time.Second + tick, 0},
 		}},
@@ -70,10 +87,14 @@ func TestTriggerTable(t *testing.T) {
 		}},
 		{"and no more than there was", three()[:1], []told{{0, time.Hour, 0}, {.5, 2 * time.Second, 0}, {.5, tick, best}}},
 		{"nobody knows", three()[:2], []told{
-			{1, 2*time.Second + tick, best}, {math.NaN(), 30 * time.Second, best},
-			{1, tick, best}, {1, 2 * time.Second, stale},
-			{math.NaN(), time.Minute, stale}, {math.NaN(), tick, stale}, // from here on it counts as 0
-			{math.NaN(), 4*time.Second - tick, best}, {math.NaN(), 4 * time.Second, 0},
+			{1, 2*time.Second + tick, best},
+			{math.NaN(), 30 * time.Second, best},
+			{1, tick, best},
+			{1, 2 * time.Second, stale},
+			{math.NaN(), time.Minute, stale},
+			{math.NaN(), tick, stale}, // from here on it counts as 0
+			{math.NaN(), 4*time.Second - tick, best},
+			{math.NaN(), 4 * time.Second, 0},
 		}},
 		{"not knowing is never a reason to go on", three(), []told{{.9, time.Second, 0}, {math.NaN(), 10 * time.Second, 0}, {.4, tick, 0}}},
 		{"at once", []Setting{{Rung: DropOptional, At: .5}}, []told{{.5, tick, SetOf(DropOptional)}, {.4, tick, SetOf(DropOptional)}, {.29, tick, 0}}},
@@ -314,10 +335,24 @@ func TestShedder(t *testing.T) {
 		d        time.Duration
 		want     int
 	}{
-		{.7499, time.Minute, 0}, {.75, tick, 1}, {.84, time.Minute, 1}, {.9, tick, 3}, {.81, time.Minute, 3},
-		{.79, tick, 3}, {.79, 2*time.Second - tick, 3}, {.79, tick, 2}, {.79, time.Minute, 2}, // below .8
-		{0, 2 * time.Second, 2}, {0, tick, 1}, {0, 2*time.Second - tick, 1}, {0, tick, 0},
-		{1.5, tick, 3}, {math.NaN(), 50 * time.Second, 3}, {.9, tick, 3}, {math.NaN(), time.Minute, 3}, {math.NaN(), time.Minute, 0},
+		{.7499, time.Minute, 0},
+		{.75, tick, 1},
+		{.84, time.Minute, 1},
+		{.9, tick, 3},
+		{.81, time.Minute, 3},
+		{.79, tick, 3},
+		{.79, 2*time.Second - tick, 3},
+		{.79, tick, 2},
+		{.79, time.Minute, 2}, // below .8
+		{0, 2 * time.Second, 2},
+		{0, tick, 1},
+		{0, 2*time.Second - tick, 1},
+		{0, tick, 0},
+		{1.5, tick, 3},
+		{math.NaN(), 50 * time.Second, 3},
+		{.9, tick, 3},
+		{math.NaN(), time.Minute, 3},
+		{math.NaN(), time.Minute, 0},
 	} {
 		for end := now + int64(c.d); now < end; {
 			now += int64(tick)

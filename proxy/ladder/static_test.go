@@ -256,7 +256,7 @@ func TestStaticAnswersBySDK(t *testing.T) {
 		t.Fatalf("%+v", acc)
 	}
 	want("chat streamed", acc.Choices[0].Message.Content, acc.ID, stream.Err())
-	if f := acc.Choices[0].FinishReason; f != "stop" || acc.SystemFingerprint != Fingerprint || acc.Usage.TotalTokens != 0 {
+	if f := acc.Choices[0].FinishReason; f != "stop" || acc.Usage.TotalTokens != 0 {
 		t.Errorf("%+v", acc)
 	}
 
@@ -453,8 +453,10 @@ func naive(t *testing.T, kind openai.Kind, s string) (sh shape) {
 		o, _ := v.(map[string]any)
 		return o["format"]
 	}
-	formats := []any{m["response_format"], inside(m["output_config"]), m["output_format"], m["structured_outputs"], m["json_schema"], m["regex"], m["ebnf"], m["grammar"],
-		m["guided_json"], m["guided_regex"], m["guided_choice"], m["guided_grammar"]}
+	formats := []any{
+		m["response_format"], inside(m["output_config"]), m["output_format"], m["structured_outputs"], m["json_schema"], m["regex"], m["ebnf"], m["grammar"],
+		m["guided_json"], m["guided_regex"], m["guided_choice"], m["guided_grammar"],
+	}
 	if kind == openai.Response {
 		formats = append(formats, inside(m["text"]))
 	}
