@@ -96,6 +96,16 @@ func TestTriggerTable(t *testing.T) {
 			{math.NaN(), 4*time.Second - tick, best},
 			{math.NaN(), 4 * time.Second, 0},
 		}},
+		{"not knowing counts for neither side", three()[:1], []told{
+			{1, time.Second, 0},
+			{math.NaN(), 10 * time.Second, 0},
+			{1, time.Second, 0},
+			{1, tick, best},
+			{0, 2 * time.Second, best},
+			{math.NaN(), 10 * time.Second, best},
+			{0, 2 * time.Second, best},
+			{0, tick, 0},
+		}},
 		{"not knowing is never a reason to go on", three(), []told{{.9, time.Second, 0}, {math.NaN(), 10 * time.Second, 0}, {.4, tick, 0}}},
 		{"at once", []Setting{{Rung: DropOptional, At: .5}}, []told{{.5, tick, SetOf(DropOptional)}, {.4, tick, SetOf(DropOptional)}, {.29, tick, 0}}},
 		{"a low threshold", []Setting{{Rung: DropOptional, At: .1}}, []told{{.1, tick, SetOf(DropOptional)}, {.05, tick, SetOf(DropOptional)}, {.04, tick, 0}}},
@@ -362,6 +372,22 @@ func TestShedder(t *testing.T) {
 			t.Fatalf("%d: after %v at %v: %d are on, want %d", i, c.d, c.pressure, s.level, c.want)
 		}
 	}
+	for _, p := range []float64{.9, .79, math.NaN(), .79} { // not to know counts for neither side
+		for range 4 {
+			now += int64(tick)
+			s.step(g.step(now, p))
+		}
+	}
+	if now += int64(tick); s.level != 3 {
+		t.Errorf("%d are on, too early", s.level)
+	}
+	if s.step(g.step(now, .79)); s.level != 2 {
+		t.Errorf("%d are on", s.level)
+	}
+	s.set([]Shed{sheds()[0], {At: .8, BelowTier: 3}})
+	if s.level != 1 {
+		t.Errorf("%d of another list are on", s.level)
+	}
 	if (&shedder{}).cutoff() != (Cutoff{}) {
 		t.Error("nothing is configured, and something refused")
 	}
@@ -393,7 +419,7 @@ func TestShedderKeepsItsOrder(t *testing.T) {
 			switch {
 			case s.level > max(before, reached), s.level < before-1:
 				t.Fatalf("from %d to %d at %v", before, s.level, p)
-			case s.level < before && off < shedHold:
+			case s.level < before && (off < shedHold || p >= s.sheds[before-1].offAt()):
 				t.Fatalf("off after %v", off)
 			}
 			if s.level != before {
@@ -571,6 +597,12 @@ func TestLadder(t *testing.T) {
 	}
 	if c := l.Step(3, func(string) float64 { return 1 }); len(c) != 3 || l.State("big").Rungs != SetOf(DropOptional, ShedCost) || l.State("third").Rungs != SetOf(ShedCost) {
 		t.Errorf("the next rung: %+v", c)
+	}
+	if c := l.Step(4, func(string) float64 { return 1 }); len(c) != 0 {
+		t.Errorf("a rung that is by hand only: %+v", c)
+	}
+	if _, c := l.State("third").With(SetOf(ShedBestEffort)); c.Class != Background {
+		t.Errorf("of two classes the more urgent holds: %v", c)
 	}
 	if _, c := l.State("third").With(0); c.AboveTokens != 9 {
 		t.Errorf("of two bounds the lower holds: %v", c)
