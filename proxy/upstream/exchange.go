@@ -1,12 +1,14 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -30,10 +32,15 @@ type exchange struct {
 	timer  *time.Timer // of the first byte, then of silence; nil: none
 
 	body  io.ReadCloser
-	good  bool // by its status
-	begun bool // a byte of the body came
-	whole bool // the body ended as it should
+	good  bool        // by its status
+	works bool        // by its status: the model was asked
+	begun atomic.Bool // a byte of the body came
+	whole atomic.Bool // the body ended as it should
 }
+
+// patience is how long a caller is to have waited, while no answer to anybody brought a
+// byte, for its giving up to be the endpoint's failure.
+const patience = 10 * time.Second
 
 // begin starts the clock of a request.
 func (s *Slot) begin(caller context.Context) *exchange {
@@ -50,22 +57,37 @@ func (s *Slot) begin(caller context.Context) *exchange {
 	default:
 	}
 	s.p.mu.Unlock()
-	if stream && s.cfg.FirstByteTimeout > 0 {
-		x.timer = time.AfterFunc(s.cfg.FirstByteTimeout, func() { x.cancel(ErrFirstByte) })
+	first := s.cfg.FirstByteTimeout
+	if !stream {
+		first = 0
+	}
+	if first > 0 || s.cfg.IdleTimeout > 0 {
+		x.timer = time.AfterFunc(cmp.Or(first, time.Hour), x.late)
+		if first == 0 {
+			x.timer.Stop()
+		}
 	}
 	return x
+}
+
+// late is called when a timeout is over.
+func (x *exchange) late() {
+	if x.begun.Load() {
+		x.cancel(ErrIdle)
+	} else {
+		x.cancel(ErrFirstByte)
+	}
 }
 
 // answered takes over the answer's body.
 func (x *exchange) answered(resp *http.Response) {
 	s, p := x.s, x.s.p
 	x.body, resp.Body = resp.Body, x
-	x.good = resp.StatusCode < 500
+	x.good, x.works = resp.StatusCode < 500, resp.StatusCode < 400
 	wait := RetryAfter(resp.Header, time.Now())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
-	s.e.heard.Store(now)
 	if x.good {
 		p.upLocked(s.e)
 	}
@@ -93,7 +115,7 @@ func (x *exchange) answered(resp *http.Response) {
 // blameLocked notes that the request failed for a fault of the endpoint's.
 func (x *exchange) blameLocked(now int64, what verdict, why string) {
 	if !x.s.done && why != "" {
-		x.s.e.lastError = why
+		x.s.e.lastError = clip(why)
 	}
 	x.s.p.endLocked(now, x.s, what)
 }
@@ -108,10 +130,10 @@ func (x *exchange) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	if errors.Is(err, io.EOF) {
-		if !x.begun {
+		if !x.begun.Load() {
 			x.bytes() // an answer without a body
 		}
-		x.whole = true
+		x.whole.Store(true)
 		x.rest()
 		return n, err
 	}
@@ -126,19 +148,16 @@ func (x *exchange) Read(b []byte) (int, error) {
 func (x *exchange) bytes() {
 	s, p := x.s, x.s.p
 	now := p.now()
-	s.e.heard.Store(now)
-	if !x.begun {
-		x.begun = true
+	if x.works {
+		s.e.heard.Store(now)
+	}
+	if x.begun.CompareAndSwap(false, true) {
 		x.rest()
 		p.mu.Lock()
 		p.beganLocked(now, s, x.good)
 		p.mu.Unlock()
-		if s.cfg.IdleTimeout > 0 {
-			x.timer = time.AfterFunc(s.cfg.IdleTimeout, func() { x.cancel(ErrIdle) })
-		}
-		return
 	}
-	if x.timer != nil {
+	if x.timer != nil && s.cfg.IdleTimeout > 0 {
 		x.timer.Reset(s.cfg.IdleTimeout)
 	}
 }
@@ -154,7 +173,7 @@ func (x *exchange) rest() {
 func (x *exchange) Close() error {
 	err := x.body.Close()
 	what := nothing
-	if x.whole {
+	if x.whole.Load() {
 		what = fine
 	}
 	x.over(what)
@@ -193,7 +212,7 @@ func (x *exchange) failed(err error, unsent, dial bool) error {
 		lost = errors.Is(out.Err, ErrLost)
 	}
 	out.unsent = unsent
-	out.silent = !unsent && !x.begun && s.cfg.Kind == VLLM
+	out.silent = !unsent && !x.begun.Load() && s.cfg.Kind == VLLM
 	p.mu.Lock()
 	now := p.now()
 	switch {
@@ -222,7 +241,7 @@ func (x *exchange) givenUp() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, what := p.now(), nothing
-	if errors.Is(context.Cause(x.caller), context.DeadlineExceeded) && now-s.sentAt >= int64(silentLeast) && s.e.heard.Load() < s.sentAt {
+	if errors.Is(context.Cause(x.caller), context.DeadlineExceeded) && now-s.sentAt >= int64(patience) && s.e.heard.Load() < s.sentAt {
 		what = failed
 	}
 	x.blameLocked(now, what, "")

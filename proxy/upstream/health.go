@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -45,6 +46,15 @@ func (p *Pool) downLocked(e *endpoint) {
 	}
 	p.lostLocked(e, p.inFlight)
 	p.changedLocked()
+}
+
+// clip keeps what is shown and logged of an error short: it may quote an answer.
+func clip(s string) string {
+	const most = 200
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
 }
 
 // probeSoon wakes e's probe loop; one waiting wake is enough.
@@ -98,7 +108,7 @@ func (p *Pool) probed(e *endpoint, began int64, err error) time.Duration {
 		return p.cfg.HealthInterval
 	}
 	e.v.failedProbes++
-	e.lastError = err.Error()
+	e.lastError = clip(err.Error())
 	if e.v.failedProbes < maxFailedProbes {
 		return min(time.Second, p.cfg.HealthInterval) // settle the doubt soon
 	}

@@ -12,7 +12,7 @@ const (
 	slowTimes    = 5                      // the peers' median first byte: an outlier
 	slowerTimes  = 2                      // of it: takes less
 	slowLeast    = 200 * time.Millisecond // above the median: less is noise
-	silentLeast  = 10 * time.Second       // without a byte while streams wait: as if that were its first byte
+	silentLeast  = 5 * time.Second        // without a byte while streams wait: as if that were its first byte
 	silentWaits  = 3                      // streams at least
 	badShare     = 0.2                    // of an endpoint's answers in the window, and
 	badTimes     = 4                      // the peers' median share: an outlier
@@ -35,7 +35,7 @@ func judge(now int64, all []*vitals, groups [][]int) (ejected []int) {
 	}
 	order := make([]int, 0, len(all))
 	for i, v := range all {
-		if worst[i] <= 1 || v.ejectedUntil > 0 {
+		if worst[i] <= 1 || !v.eligible(now) {
 			v.suspect = 0
 			continue
 		}
@@ -58,7 +58,10 @@ func (v *vitals) firstByte(now int64) (wait int64, known bool) {
 	if silent := now - max(v.oldest, v.heard); v.waiting >= silentWaits && silent >= int64(silentLeast) {
 		return silent, true
 	}
-	return v.first, v.n >= fewSamples && now-v.sampled < int64(freshFor)
+	if v.n < fewSamples || now-v.sampled >= int64(freshFor) {
+		return 0, false
+	}
+	return v.typical(), true
 }
 
 func judgeLatency(now int64, all []*vitals, g []int, worst []float64) {

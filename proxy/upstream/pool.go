@@ -411,7 +411,7 @@ func (e *endpoint) status(now int64) BackendStatus {
 		Name: e.b.cfg.Name, Endpoint: e.id, URL: u.String(), State: v.state, Draining: e.gone,
 		InFlight: e.inFlight, Slots: e.b.cfg.Slots, LastError: e.lastError,
 		Kind: e.b.cfg.Kind, Overflow: e.b.cfg.Overflow, Drained: v.drained, Breaker: v.breaker.state, Ejected: v.ejectedUntil > 0,
-		Paused: time.Duration(max(v.pausedUntil-now, 0)), Share: v.share(now), Weight: v.latencyWeight(), FirstByte: time.Duration(v.first),
+		Paused: time.Duration(max(v.pausedUntil-now, 0)), Share: v.share(now), Weight: v.latencyWeight(), FirstByte: time.Duration(v.typical()),
 	}
 }
 

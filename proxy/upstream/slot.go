@@ -72,7 +72,7 @@ func (s *Slot) Fail(err error) {
 		return // the client went away, which says nothing of the backend
 	}
 	s.p.mu.Lock()
-	s.e.lastError = err.Error()
+	s.e.lastError = clip(err.Error())
 	s.p.endLocked(s.p.now(), s, failed)
 	s.p.mu.Unlock()
 	s.e.probeSoon()

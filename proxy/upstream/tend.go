@@ -95,7 +95,7 @@ func (p *Pool) judgeLocked(now int64) {
 		e := at[i]
 		e.lastError = "its peers do much better"
 		p.cfg.Logger.Warn("backend is ejected: its peers do much better", "backend", e.id,
-			"first_byte", time.Duration(e.v.first).String(), "pause", time.Duration(e.v.ejectedUntil-now).String())
+			"first_byte", time.Duration(e.v.typical()).String(), "pause", time.Duration(e.v.ejectedUntil-now).String())
 		p.lostLocked(e, p.budget.left(now, p.fullBudgetLocked()))
 	}
 	if len(out) > 0 {

@@ -1,6 +1,9 @@
 package upstream
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 const (
 	ejectPause   = 10 * time.Second // of the first ejection; doubles
@@ -8,8 +11,8 @@ const (
 	rampTime     = 10 * time.Second // of a slow start
 	rampFrom     = 0.1              // share of the room that a slow start begins with
 	leastWeight  = 0.1              // of an endpoint that is slower than its peers
-	firstByteTau = 8                // answers that a mean first byte is about
-	fewSamples   = 5                // first bytes say nothing yet
+	maxSamples   = 16               // first bytes that are kept
+	fewSamples   = 8                // fewer say nothing yet
 	freshFor     = 30 * time.Second // first bytes say something
 	maxPushback  = 60 * time.Second // of a Retry-After
 	dfltPushback = time.Second      // of a 429 without one
@@ -34,8 +37,9 @@ type vitals struct {
 	ejectedUntil int64 // 0: it is not ejected
 	rampSince    int64 // 0: no slow start
 
-	// first is the mean time to a stream's first byte, of n of them, the last at sampled.
-	first   int64
+	// first holds how long the last streams waited for their first byte, n so far, the
+	// last at sampled. Their median counts: a mean would take a few long prompts for an ill server.
+	first   [maxSamples]int64
 	n       int
 	sampled int64
 	// waiting streams have had no byte, the oldest since oldest; heard is when any answer
@@ -66,7 +70,7 @@ func (v *vitals) settle(now int64) (changed bool) {
 
 // forget drops what its answers said of it, which is old news.
 func (v *vitals) forget() {
-	v.first, v.n, v.weight, v.suspect = 0, 0, 0, 0
+	v.n, v.weight, v.suspect = 0, 0, 0
 	v.breaker.window = tally{}
 }
 
@@ -115,13 +119,22 @@ func (v *vitals) began(now int64, gen uint32, wait int64) uint32 {
 		v.returned(now)
 	}
 	if wait >= 0 {
-		if v.n++; v.n == 1 {
-			v.first = wait
-		}
-		v.first += (wait - v.first) / min(int64(v.n), firstByteTau)
+		v.first[v.n%maxSamples] = wait
+		v.n++
 		v.sampled = now
 	}
 	return gen
+}
+
+// typical is the median of the last first bytes; 0: there are none.
+func (v *vitals) typical() int64 {
+	n := min(v.n, maxSamples)
+	if n == 0 {
+		return 0
+	}
+	s := v.first
+	slices.Sort(s[:n])
+	return s[(n-1)/2]
 }
 
 // end notes what a request came to. lost says that what waits there waits in vain.
