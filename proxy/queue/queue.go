@@ -29,7 +29,7 @@ type Reason uint8
 
 // The reasons. QueueFull: there is no place for it, or it would wait far longer than it has patience.
 // Expired: its patience is over. Evicted: it had a place, and somebody below its share needed one.
-// NoBackend: none of its places is a backend that the scheduler knows (any longer).
+// NoBackend: it has no places, or policy took away the last of them.
 const (
 	QueueFull Reason = iota
 	Expired
@@ -99,7 +99,7 @@ type Ticket struct {
 	// Bytes is what the node keeps for it; it counts towards Config.MaxBytes.
 	Bytes int64
 	// Waited is how long the request has waited already, elsewhere: its age in the order. A ticket
-	// that has waited keeps its place: only the bounds in bytes and of Config.Tickets can refuse it.
+	// that has waited has had a place: only the bounds in bytes and of Config.Tickets refuse it.
 	Waited time.Duration
 	// Patience is how long it may wait from now on. It is never granted afterwards.
 	Patience time.Duration
@@ -160,14 +160,11 @@ type Drop struct {
 type Output struct {
 	Grants []Grant
 	Drops  []Drop
-	// Contended says that something began to wait at a backend where nothing waited: worth telling the
-	// nodes at once, so that they stop to help themselves.
-	Contended bool
 }
 
 // Reset empties o and keeps its memory.
 func (o *Output) Reset() {
-	o.Grants, o.Drops, o.Contended = o.Grants[:0], o.Drops[:0], false
+	o.Grants, o.Drops = o.Grants[:0], o.Drops[:0]
 }
 
 // Stats is a picture of the queue. It shares no memory with the scheduler.
@@ -190,8 +187,9 @@ type BackendStats struct {
 	// Waiting counts tickets that may go here. Those with several places are counted at each.
 	Waiting        int
 	WaitingByClass [Classes]int
-	// Places is how many may wait for this backend alone: Rate × TargetWait, at least 1. Where tickets
-	// have several places each takes its part of them, and the places of all together are the bound.
+	// Places is how many may wait for this backend alone: Rate × TargetWait, at least 1; twice Slots
+	// before the rate is known. A ticket with several places takes a part of each, and the places of
+	// its backends together are the bound. One of each class may always wait.
 	Places int
 	// InUse is what nodes say that they use, Granted what is on offer besides, in slots.
 	InUse, Granted, Limit, Slots int64
