@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -11,10 +12,11 @@ import (
 // MaxCandidates bounds the candidates that are put in order; those beyond it stay where they are, behind the others.
 const MaxCandidates = 64
 
-// DefaultBound is how far above the mean an endpoint's load may be, and DefaultMemory how many beginnings of prompts are
-// remembered, which takes 16 bytes each; bench/affinity chose them.
+// What a Config says where it says nothing; bench/affinity chose them.
 const (
-	DefaultBound  = 1.25
+	DefaultLeast  = 1
+	DefaultMost   = 2
+	DefaultTokens = 1 << 15
 	DefaultMemory = 1 << 16
 )
 
@@ -29,13 +31,15 @@ type Candidate struct {
 // Query says what a request has in common with others. The zero value has nothing: then load alone decides.
 type Query struct {
 	// Session is the hash of what the client said belongs together (see [Session]), 0 where it said nothing. It goes
-	// before Root.
+	// before Root, and only where the conversation is known to have gone goes before it.
 	Session uint64
 	// Root is the hash of how the conversation begins, 0 where it is not known.
 	Root uint64
-	// Chain are the hashes of ever longer beginnings of the prompt, the shortest first, Root among them. It may be empty. Those
-	// before Root, which many conversations share, decide nothing.
+	// Chain are the hashes of the prompt up to the end of each turn, the first turn first; it may be empty. Only
+	// requests of one conversation should have one in common.
 	Chain []uint64
+	// Tokens is how long the prompt is: what there is to lose.
+	Tokens int64
 }
 
 // Session makes Query.Session of a prompt_cache_key, 0 of "". seed keeps apart whose caches are apart: by the model
@@ -48,50 +52,55 @@ func Session(seed uint64, key string) uint64 {
 }
 
 // Config is how a router works. The zero value is a good one.
+//
+// An endpoint is preferred for what it may have in its cache only while its load is within a bound: a multiple of the mean.
+// The longer a prompt, the more is lost elsewhere, and the looser the bound.
 type Config struct {
-	// Bound is how many times the mean an endpoint's load may be for it still to be preferred for what it may have in its
-	// cache; 0: DefaultBound; below 1: 1; +Inf: whatever its load.
-	Bound float64
-	// Memory is how many beginnings of prompts are remembered, rounded up to a power of two; 0: DefaultMemory, negative: none.
-	Memory int
+	Least  float64 // the bound of the shortest prompt; 0: DefaultLeast; below 1: 1; +Inf: whatever the load
+	Most   float64 // that of the longest, and of every prompt where the conversation went before; 0: DefaultMost; below Least: Least
+	Tokens int64   // by how many tokens the bound grows by one mean; at most 0: DefaultTokens
+	Memory int     // how many ends of prompts are remembered, of 16 bytes each, rounded up to a power of two; 0: DefaultMemory; negative: none
 }
 
 // Router puts candidates in order. It is safe for concurrent use and takes no lock.
 type Router struct {
-	bound  float64
-	memory memory
+	least, most, tokens float64
+	memory              memory
 }
 
 // New makes a router.
 func New(cfg Config) *Router {
-	r := &Router{bound: max(cfg.Bound, 1)}
-	if cfg.Bound == 0 {
-		r.bound = DefaultBound
+	r := &Router{
+		least:  max(cmp.Or(cfg.Least, DefaultLeast), 1),
+		most:   cmp.Or(cfg.Most, DefaultMost),
+		tokens: DefaultTokens,
 	}
-	switch {
-	case cfg.Memory == 0:
-		r.memory.init(DefaultMemory)
-	case cfg.Memory > 0:
-		r.memory.init(cfg.Memory)
+	r.most = max(r.most, r.least)
+	if cfg.Tokens > 0 {
+		r.tokens = float64(cfg.Tokens)
+	}
+	if n := cmp.Or(cfg.Memory, DefaultMemory); n > 0 {
+		r.memory.init(n)
 	}
 	return r
 }
 
 // rank is what candidates are put in order by, the least first.
 type rank struct {
-	group uint8   // 0 within the bound, 1 above it; 2 and 3 for overflow
-	fresh bool    // it is not where the longest known beginning of the prompt went
+	group uint8   // of groups
 	score float64 // its place in the order on which all routers agree; where there is none, or above the bound, its load
 }
 
+// The groups of candidates. Those of overflow are the same, behind all others.
+const (
+	known    = iota // where the conversation went before
+	within          // its bound
+	above           // its bound
+	overflow        // what is added for overflow
+)
+
 func (a *rank) less(b *rank) bool {
-	switch {
-	case a.group != b.group:
-		return a.group < b.group
-	case a.fresh != b.fresh:
-		return b.fresh
-	}
-	return a.score < b.score
+	return a.group < b.group || a.group == b.group && a.score < b.score
 }
 
 // Order puts the indices of cs into order, the first to be tried first, and appends them to order, which it returns. It
@@ -110,74 +119,71 @@ func (r *Router) Order(order []int, q *Query, cs []Candidate) []int {
 	return order
 }
 
+// rank says where each candidate belongs.
 func (r *Router) rank(ranks []rank, q *Query, cs []Candidate) {
-	key := q.Session
-	if key == 0 {
-		key = q.Root
-	}
-	var ids [MaxCandidates]uint64
+	key := cmp.Or(q.Session, q.Root)
+	blind := key == 0 && len(q.Chain) == 0
+	bound := min(r.least+max(float64(q.Tokens), 0)/r.tokens, r.most)
 	f := survey(cs)
+	var ids [MaxCandidates]uint64
 	for i := range cs {
 		c := &cs[i]
 		ids[i] = xxhash.Sum64String(c.ID)
-		weight, over := f.weigh(c, r.bound)
-		k := rank{group: c.group(), fresh: true, score: float64(c.Load) / weight}
+		weight := float64(f.size(c))
+		k := rank{group: within, score: float64(c.Load) / weight}
 		switch {
-		case key == 0 && len(q.Chain) == 0:
-		case over:
-			k.group++
+		case blind:
+		case f.over(c, bound):
+			k.group = above
 		case key != 0:
 			k.score = exponential(mix(key^ids[i])) / weight
 		}
 		ranks[i] = k
 	}
-	r.recall(ranks, ids[:len(cs)], q)
+	if at := r.recall(ids[:len(cs)], q); at >= 0 && !f.over(&cs[at], r.most) {
+		ranks[at].group = known
+	}
+	for i := range cs {
+		if cs[i].Overflow {
+			ranks[i].group += overflow
+		}
+	}
 }
 
-// recall marks the candidate within its bound to which the longest beginning of the prompt went that went to any such.
-func (r *Router) recall(ranks []rank, ids []uint64, q *Query) {
-	for _, hash := range slices.Backward(q.own()) {
+// recall finds the candidate to which the longest beginning of the prompt went, -1 where none did.
+func (r *Router) recall(ids []uint64, q *Query) int {
+	for _, hash := range slices.Backward(q.Chain) {
 		place, ok := r.memory.get(hash)
 		if !ok {
 			continue
 		}
 		for i, id := range ids {
-			if short(id) == place && ranks[i].group&1 == 0 {
-				ranks[i].fresh = false
-				return
+			if short(id) == place {
+				return i
 			}
 		}
 	}
+	return -1
 }
 
-// own are the hashes of the chain that are the conversation's: from Root on.
-func (q *Query) own() []uint64 {
-	if i := slices.Index(q.Chain, q.Root); i > 0 {
-		return q.Chain[i:]
-	}
-	return q.Chain
-}
-
-// Placed tells where a request went, once it has begun there: what it brings is then in that endpoint's cache.
+// Placed tells where a request went, here or at another gateway: what it brings is then in that endpoint's cache.
 func (r *Router) Placed(q *Query, id string) {
-	place := short(xxhash.Sum64String(id))
-	for _, hash := range q.own() {
-		r.memory.put(hash, place)
+	if n := len(q.Chain); n > 0 {
+		r.memory.put(q.Chain[n-1], short(xxhash.Sum64String(id)))
 	}
 }
 
-func (c *Candidate) group() uint8 {
+func (c *Candidate) side() int {
 	if c.Overflow {
-		return 2
+		return 1
 	}
 	return 0
 }
 
-// fleet is what bounds are made of: the largest candidate, and the sums of loads and weights, apart for overflow.
+// fleet is what bounds are made of: the largest candidate, and the sums of loads and sizes, apart for overflow.
 type fleet struct {
-	largest int64
-	load    [3]int64
-	weight  [3]int64
+	largest   int64
+	load, sum [2]float64
 }
 
 func survey(cs []Candidate) fleet {
@@ -186,9 +192,9 @@ func survey(cs []Candidate) fleet {
 		f.largest = max(f.largest, cs[i].Slots)
 	}
 	for i := range cs {
-		g := cs[i].group()
-		f.load[g] += max(cs[i].Load, 0)
-		f.weight[g] += f.size(&cs[i])
+		side := cs[i].side()
+		f.load[side] += float64(max(cs[i].Load, 0))
+		f.sum[side] += float64(f.size(&cs[i]))
 	}
 	return f
 }
@@ -200,12 +206,12 @@ func (f *fleet) size(c *Candidate) int64 {
 	return c.Slots
 }
 
-// weigh gives a candidate's size, and whether one request more would lift its load above the bound: its share of the load of
-// all, that request included, times the bound, and at least one.
-func (f *fleet) weigh(c *Candidate, bound float64) (weight float64, over bool) {
-	g, size := c.group(), f.size(c)
-	share := float64(f.load[g]+1) * float64(size) / float64(f.weight[g])
-	return float64(size), float64(c.Load) >= math.Ceil(bound*share)
+// over tells whether one request more would lift a candidate's load above the bound: its share of the load of all,
+// that request included, times the bound, and at least one.
+func (f *fleet) over(c *Candidate, bound float64) bool {
+	side := c.side()
+	share := (f.load[side] + 1) * float64(f.size(c)) / f.sum[side]
+	return float64(c.Load) >= math.Ceil(bound*share)
 }
 
 // exponential is what an exponential distribution of mean 1 has at the uniform number h: never 0, never infinite. The least

@@ -11,7 +11,7 @@ const ways = 4
 // maxMemory bounds Config.Memory.
 const maxMemory = 1 << 24
 
-// memory knows where beginnings of prompts went last. It has a fixed size; the entries that were longest not put give way. The
+// memory knows where prompts went last. It has a fixed size; the entries that were longest not put give way. The
 // zero value is empty and stays so. Readers and writers take no lock: two that meet in one entry may leave the hash of one
 // with the place of the other, which makes a wrong guess once.
 type memory struct {

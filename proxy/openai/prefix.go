@@ -8,14 +8,11 @@ import (
 
 // Bounds of a Prefix.
 const (
-	// MaxMarks is how many beginnings of a prompt a Prefix tells apart.
-	MaxMarks = 32
-	// firstMarks of them are the shortest ones; the others are the longest.
-	firstMarks = 8
-	// markBytes is the first length within a turn at which there is a mark, about 512 tokens: shorter prefixes are
-	// hardly worth a choice of server.
-	markBytes = 2 << 10
-	// rootBytes is how much of a long first turn tells conversations apart.
+	// MaxTurns is how many turns of a conversation a Prefix tells apart.
+	MaxTurns = 32
+	// firstTurns of them are the first ones; the others are the last.
+	firstTurns = 8
+	// rootBytes is how much of a first turn tells conversations apart, about 1,000 tokens.
 	rootBytes = 4 << 10
 )
 
@@ -29,12 +26,11 @@ type Prefix struct {
 	Root uint64
 
 	n     int
-	chain [MaxMarks]uint64
+	chain [MaxTurns]uint64
 }
 
-// Chain are the hashes, the shortest beginning first, at most MaxMarks: of tools, system prompt and what else is
-// rendered before the conversation; then with each turn, and within a turn of more than 2 KiB at some lengths, each about half as
-// long again as the one before. Of many, the first 8 and the last 24 are kept.
+// Chain are the hashes of all up to the end of each turn from the first on that is neither of system nor developer, at most
+// MaxTurns: of more, the first 8 and the last 24. Nothing but the requests of a conversation has one in common.
 func (p *Prefix) Chain() []uint64 { return p.chain[:p.n] }
 
 // lead are the members of the top level that come before the conversation, in the order in which they are hashed.
@@ -55,10 +51,8 @@ func (m *meter) prompt(name []byte, v, end int) {
 	s := &m.req.spans
 	at := 0
 	switch string(name) {
-	case "messages", "input", "prompt":
-		if s.turns.end == 0 || string(name) == "messages" {
-			s.turns = span{v, end}
-		}
+	case turnsOf(m.kind):
+		s.turns = span{v, end}
 		return
 	case "tools":
 		at = leadTools
@@ -87,10 +81,24 @@ func (m *meter) prompt(name []byte, v, end int) {
 	s.lead[at] = span{v, end}
 }
 
-// Prefix hashes how the prompt of body begins, the very one that r was read from, into p. Turns whose bytes are equal hash equal, whatever
-// follows them and in whichever order the members of the body stand; only Anthropic's cache_control is left out of them, which
-// clients move from turn to turn. What should be told apart all the same, such as the model and a tenant's cache salt, goes into seed.
-// One linear scan, at some GB/s, without garbage. Of a form nothing is known.
+// turnsOf names the member that holds the conversation, or the prompt.
+func turnsOf(kind Kind) string {
+	switch kind {
+	case Chat, Message, CountTokens:
+		return "messages"
+	case Response, Embedding:
+		return "input"
+	case Completion:
+		return "prompt"
+	}
+	return ""
+}
+
+// Prefix hashes how the prompt of body begins, the very one that r was read from, into p. Turns whose bytes are equal hash
+// equal, whatever follows them and in whichever order the members of the body stand; only Anthropic's cache_control is left
+// out of them, which clients move from turn to turn. What should be told apart all the same, such as the model and a
+// tenant's cache salt, goes into seed. One linear scan, at some GB/s, without garbage. Of a form, and of what is neither a
+// conversation nor a text to go on with, nothing is known.
 func (r *Request) Prefix(body []byte, seed uint64, p *Prefix) {
 	*p = Prefix{}
 	s := &r.spans
@@ -99,27 +107,27 @@ func (r *Request) Prefix(body []byte, seed uint64, p *Prefix) {
 	}
 	h := prefixer{p: p, marked: bytes.Contains(body, []byte(cacheControl))}
 	h.d.ResetWithSeed(seed)
-	some := false
 	for _, at := range s.lead {
 		if at.end > 0 && body[at.start] != 'n' {
-			some = true
 			h.write(body[at.start:at.end])
 		}
 		h.close()
 	}
-	if some {
-		h.mark()
-	}
 	turns := body[s.turns.start:s.turns.end]
 	if first := skipSpace(turns, 1); turns[0] != '[' || turns[first] != '{' && turns[first] != '"' {
-		h.turn(turns, true) // a text, or ids
+		h.turn(turns) // a text, or ids
 		return
 	}
 	for a := (array{b: turns}); a.next(); {
-		h.turn(a.value, p.Root == 0 && !leading(a.value))
+		if p.n == 0 && leading(a.value) {
+			h.write(a.value)
+			h.close()
+			continue
+		}
+		h.turn(a.value)
 	}
-	if p.Root == 0 && p.n > 0 { // nothing but instructions
-		p.Root = p.chain[p.n-1]
+	if p.n == 0 { // nothing but instructions
+		p.Root = h.sum()
 	}
 }
 
@@ -140,38 +148,33 @@ type prefixer struct {
 	d      xxhash.Digest
 	p      *Prefix
 	marked bool // cache_control occurs
-
-	root     bool // this turn tells conversations apart
-	at, next int  // bytes of the turn so far; where its next mark is
+	room   int  // bytes until the root is known, while it is being read
 }
 
-// turn hashes one turn, with its marks.
-func (h *prefixer) turn(b []byte, root bool) {
-	h.root, h.at, h.next = root, 0, markBytes
+// turn hashes one turn of the conversation.
+func (h *prefixer) turn(b []byte) {
+	if h.p.n == 0 {
+		h.room = rootBytes
+	}
 	h.write(b)
-	h.next = 0
+	h.room = 0
 	h.close()
-	sum := h.mark()
-	if h.root {
-		h.p.Root = sum
+	p := h.p
+	if p.n == MaxTurns {
+		copy(p.chain[firstTurns:], p.chain[firstTurns+1:])
+		p.n--
+	}
+	p.chain[p.n] = h.sum()
+	if p.n++; p.Root == 0 {
+		p.Root = p.chain[0]
 	}
 }
 
 // close ends a turn or a lead: no JSON text has that byte.
 func (h *prefixer) close() { _, _ = h.d.Write([]byte{0}) }
 
-// mark notes the hash of all so far.
-func (h *prefixer) mark() uint64 {
-	sum := max(h.d.Sum64(), 1)
-	p := h.p
-	if p.n == MaxMarks {
-		copy(p.chain[firstMarks:], p.chain[firstMarks+1:])
-		p.n--
-	}
-	p.chain[p.n] = sum
-	p.n++
-	return sum
-}
+// sum is the hash of all so far.
+func (h *prefixer) sum() uint64 { return max(h.d.Sum64(), 1) }
 
 // write hashes b without its members called cache_control.
 func (h *prefixer) write(b []byte) {
@@ -216,27 +219,14 @@ func cutMember(b []byte, i int) (start, end int) {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\r' || c == '\t' }
 
-// bytes hashes b and marks the lengths that it reaches within its turn.
+// bytes hashes b, and notes the root where enough of its turn is there.
 func (h *prefixer) bytes(b []byte) {
-	for h.next > 0 && len(b) >= h.next-h.at {
-		n := h.next - h.at
-		_, _ = h.d.Write(b[:n])
-		b, h.at = b[n:], h.next
-		sum := h.mark()
-		if h.root && h.at >= rootBytes {
-			h.p.Root, h.root = sum, false
-		}
-		h.next = nextMark(h.at)
+	if h.room > 0 && len(b) >= h.room {
+		_, _ = h.d.Write(b[:h.room])
+		b, h.room = b[h.room:], 0
+		h.p.Root = h.sum()
+	} else if h.room > 0 {
+		h.room -= len(b)
 	}
 	_, _ = h.d.Write(b)
-	h.at += len(b)
-}
-
-// nextMark is where the mark behind the one at that length is: 2, 4, 6, 8, 12, 16, 24, 32 KiB and so on.
-func nextMark(at int) int {
-	step := markBytes
-	for 4*step <= at {
-		step *= 2
-	}
-	return at + step
 }
