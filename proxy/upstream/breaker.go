@@ -14,7 +14,7 @@ const (
 	probePatience = 10 * time.Second // after which a half-open breaker lets another through
 	breakerPause  = 5 * time.Second  // the first one; doubles
 	maxPause      = 60 * time.Second // of any kind
-	maxTimes      = 5                // that pauses double for
+	maxTimes      = 6                // that pauses double for
 	calm          = 60 * time.Second // for so long well, one doubling is forgiven
 )
 

@@ -90,8 +90,8 @@ func TestPausesGrowAndAreForgiven(t *testing.T) {
 	}
 	comesBack()
 	now += 3*int64(calm) + 1
-	if got := fails(); got != 20*time.Second {
-		t.Errorf("after three calm minutes: %v, want three doublings fewer", got)
+	if got := fails(); got != 40*time.Second {
+		t.Errorf("after three calm minutes: %v, want what three doublings fewer leave", got)
 	}
 	comesBack()
 	now += 100 * int64(calm)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -84,7 +85,7 @@ func (x *exchange) answered(resp *http.Response) {
 	s, p := x.s, x.s.p
 	x.body, resp.Body = resp.Body, x
 	x.good, x.works = resp.StatusCode < 500, resp.StatusCode < 400
-	wait := RetryAfter(resp.Header, time.Now())
+	wait, why := RetryAfter(resp.Header, time.Now()), fmt.Sprintf("it answered with status %d", resp.StatusCode)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
@@ -104,11 +105,11 @@ func (x *exchange) answered(resp *http.Response) {
 		if wait > 0 {
 			p.pushLocked(now, s.e, wait)
 		}
-		x.blameLocked(now, failed, resp.Status)
+		x.blameLocked(now, failed, why)
 	case http.StatusBadGateway, http.StatusGatewayTimeout:
-		x.blameLocked(now, failed, resp.Status)
+		x.blameLocked(now, failed, why)
 	case http.StatusInternalServerError:
-		x.blameLocked(now, error500, resp.Status)
+		x.blameLocked(now, error500, why)
 	}
 }
 

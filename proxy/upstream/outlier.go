@@ -12,8 +12,8 @@ const (
 	slowTimes    = 5                      // the peers' median first byte: an outlier
 	slowerTimes  = 2                      // of it: takes less
 	slowLeast    = 200 * time.Millisecond // above the median: less is noise
-	silentLeast  = 5 * time.Second        // without a byte while streams wait: as if that were its first byte
-	silentWaits  = 3                      // streams at least
+	silentFor    = 30 * time.Second       // without a byte while a stream waits: as if that were its first byte;
+	silentLeast  = 5 * time.Second        // sooner the more wait, since one may have a long prompt
 	badShare     = 0.2                    // of an endpoint's answers in the window, and
 	badTimes     = 4                      // the peers' median share: an outlier
 )
@@ -55,8 +55,10 @@ func judge(now int64, all []*vitals, groups [][]int) (ejected []int) {
 
 // firstByte is how long e's streams wait for their first byte, if that is known.
 func (v *vitals) firstByte(now int64) (wait int64, known bool) {
-	if silent := now - max(v.oldest, v.heard); v.waiting >= silentWaits && silent >= int64(silentLeast) {
-		return silent, true
+	if v.waiting > 0 {
+		if silent := now - max(v.oldest, v.heard); silent >= max(int64(silentFor)/int64(v.waiting), int64(silentLeast)) {
+			return silent, true
+		}
 	}
 	if v.n < fewSamples || now-v.sampled >= int64(freshFor) {
 		return 0, false

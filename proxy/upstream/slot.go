@@ -93,7 +93,8 @@ func (s *Slot) Stream() {
 // Movable says, before RoundTrip, that the request may be sent to another endpoint after
 // this one has received it: it does no harm twice. If the endpoint is lost before a byte
 // of the answer's body has come, RoundTrip, or the first read of the body, then fails with
-// a Replayable error instead of waiting on. It does nothing for commercial backends, which
+// a Replayable error instead of waiting on; on the last attempt that a request has, waiting
+// is better. It does nothing for commercial backends, which
 // bill what they took.
 func (s *Slot) Movable() {
 	s.p.mu.Lock()
