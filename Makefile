@@ -46,7 +46,8 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	GOBIN=$(CURDIR)/.cache/bin $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
 	PATH=$(CURDIR)/.cache/bin:$$PATH protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate \
 		cluster/ledger/ledgerpb/ledger.proto cluster/clusterpb/cluster.proto lease/leasepb/lease.proto \
-		proxy/journal/journalpb/journal.proto cache/cachepb/cache.proto cache/semantic/semanticpb/semantic.proto
+		proxy/journal/journalpb/journal.proto cache/cachepb/cache.proto cache/semantic/semanticpb/semantic.proto \
+		proxy/dispatch/dispatchpb/dispatch.proto
 	cp "$$($(GO) env GOROOT)/lib/time/zoneinfo.zip" cluster/ledger/zoneinfo.zip
 	cd cache/vec/gen && $(GO) run . -out ../kernels_amd64.s -stubs ../kernels_amd64.go -pkg vec
 
