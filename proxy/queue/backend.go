@@ -24,7 +24,6 @@ type backend struct {
 	epoch       uint64
 	virtual     float64 // start tag of the class that was served last
 	parked      []*place
-	claims      int
 	idle        claimList
 	saver       *ticket // room is saved up for it
 	saveUntil   int64

@@ -11,6 +11,9 @@ const (
 	unknownWait = time.Second // of a queue whose rate is not known
 	// hopeless is how many times its patience a ticket must be expected to wait to be refused at once.
 	hopeless = 2
+	// alongside is the part of the target wait that an account may fill beside others. What is left keeps
+	// most from growing so old that they go by age alone.
+	alongside = 0.75
 	// maxEvictions bounds how many tickets make room for one.
 	maxEvictions = 64
 )
@@ -49,8 +52,25 @@ func (s *Scheduler) crowdOf(t *ticket) (w crowd) {
 	return w
 }
 
-// full says that one more would be too many.
-func (w *crowd) full() bool { return w.total+1 > math.Round(w.places)+1e-9 }
+// full says that one more of a class would be too many: for all places, or for those that its class needs
+// to be served within the target: as many as its weight gives it, or as it was served lately.
+func (s *Scheduler) full(t *ticket, w *crowd) bool {
+	if w.total+1 > math.Round(w.places)+1e-9 {
+		return true
+	}
+	if w.total == w.load[t.class] {
+		return false // nobody else waits
+	}
+	served := 0.0
+	for i := range t.places {
+		if b := t.places[i].backend; b != nil {
+			_, rate, _ := b.classes[t.class].pace(s.now, s.cfg.TargetWait)
+			served += rate
+		}
+	}
+	own := max(w.places*s.part(&w.load, t.class), served*s.cfg.TargetWait.Seconds())
+	return w.load[t.class]+1 > max(1, math.Round(own))+1e-9
+}
 
 // part is a class's weight among those that wait and itself.
 func (s *Scheduler) part(load *[Classes]float64, class Class) float64 {
@@ -77,7 +97,7 @@ func (s *Scheduler) admit(t *ticket, out *Output) bool {
 		return false
 	}
 	for range maxEvictions {
-		if !w.full() {
+		if !s.full(t, &w) {
 			return true
 		}
 		v := s.victim(t, &w)
@@ -123,10 +143,14 @@ func (s *Scheduler) isBehind(t *ticket) bool {
 		if c == nil || c.epoch != b.epoch || l.order.len() == 0 {
 			return false
 		}
-		pace, known := l.pace(s.now, s.cfg.TargetWait)
+		pace, _, known := l.pace(s.now, s.cfg.TargetWait)
 		each := b.charge(t.work, min(t.places[i].cost, b.slots)) * c.ratio
 		ahead := c.tag - l.virtual + float64(c.load)/whole*each
-		if !known || ahead <= pace*float64(s.cfg.TargetWait) {
+		reach := float64(s.cfg.TargetWait)
+		if l.claims > 1 || c.n == 0 {
+			reach *= alongside
+		}
+		if !known || ahead <= pace*reach {
 			return false
 		}
 	}

@@ -12,6 +12,7 @@ type line struct {
 	tag     float64 // slot-nanoseconds served, by weight
 	virtual float64 // start tag of the claim that was served last
 	high    float64 // the highest tag of a claim
+	claims  int     // idle ones included
 	served  int     // by the backend's own choice
 	marks   [2]mark // the older one first
 	owed    float64 // charged for grants whose Done has not come
@@ -29,17 +30,18 @@ type mark struct {
 const markAfter = 4
 
 // pace is how fast virtual time moves: what each of those that wait is served, in slot-nanoseconds a nanosecond,
-// over about a target wait and enough tickets to tell.
-func (l *line) pace(now int64, target time.Duration) (pace float64, known bool) {
+// over about a target wait and enough tickets to tell. rate is how many are served, in tickets a second.
+func (l *line) pace(now int64, target time.Duration) (pace, rate float64, known bool) {
 	half := int64(target) / 2
 	if m := l.marks[1]; m.at == 0 || now-m.at >= half && l.served >= m.served+markAfter {
 		l.marks[0], l.marks[1] = m, mark{now, l.virtual, l.served}
 	}
 	m := l.marks[0]
 	if m.at == 0 {
-		return 0, false
+		return 0, 0, false
 	}
-	return (l.virtual - m.virtual) / float64(now-m.at), true
+	dt := float64(now - m.at)
+	return (l.virtual - m.virtual) / dt, float64(l.served-m.served) / dt * 1e9, true
 }
 
 // claim is what one account has waiting at one backend, and what it was served there.
@@ -130,7 +132,7 @@ func (s *Scheduler) claimOf(a *account, b *backend) *claim {
 	s.seq++
 	*c = claim{backend: b, account: a, seq: s.seq, epoch: b.epoch, ratio: 1}
 	a.claims[b] = c
-	b.claims++
+	b.classes[a.class].claims++
 	b.idle.push(c)
 	return c
 }
@@ -152,7 +154,7 @@ func (s *Scheduler) findClaim(tenant string, class Class, b *backend) *claim {
 func (s *Scheduler) closeClaim(c *claim) {
 	a, b := c.account, c.backend
 	b.idle.remove(c)
-	b.claims--
+	b.classes[a.class].claims--
 	delete(a.claims, b)
 	*c = claim{}
 	if len(s.freeClaims) < maxFree {
@@ -288,9 +290,13 @@ func (l *ageList) remove(p *place) {
 	p.links[l.which] = links{}
 }
 
+// ageEighths of the target wait is the age from which tickets go by age: early enough for nearly all to
+// be served within the target.
+const ageEighths = 7
+
 // next is the place whose turn it is at a backend, nil where all are parked. It is of the class that was
-// served least for its weight; there, the oldest that has waited for longer than the target, or else the
-// oldest of the tenant that was served least.
+// served least for its weight; there, the oldest if it has waited for about the target, or else the oldest
+// of the tenant that was served least.
 func (s *Scheduler) next(b *backend) *place {
 	var best *line
 	for i := range b.classes {
@@ -301,7 +307,7 @@ func (s *Scheduler) next(b *backend) *place {
 	if best == nil {
 		return nil
 	}
-	if p := best.ages.head; s.now-p.ticket.arrived > int64(s.cfg.TargetWait) {
+	if p := best.ages.head; s.now-p.ticket.arrived > int64(s.cfg.TargetWait)/8*ageEighths {
 		return p
 	}
 	c, _ := best.order.first()
@@ -313,7 +319,8 @@ func (s *Scheduler) bill(t *ticket, b *backend, own bool) {
 	l := &b.classes[t.class]
 	c := s.findClaim(t.tenant, t.class, b)
 	if own {
-		b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, c.tag)
+		_, least := l.order.first() // not c's: it may go before its turn
+		b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, least)
 		l.served++
 	}
 	t.charge, t.epoch = b.charge(t.work, t.cost)*c.ratio, b.epoch
