@@ -26,7 +26,8 @@ func TestCandidatesAreInOrder(t *testing.T) {
 	p := newTestPool(t, Config{Transport: a.transport, Backends: []Backend{
 		{Name: "openai", URL: "http://openai", Kind: OpenAI, Overflow: true, Slots: 4},
 		{Name: "unknown", URL: "http://unknown", SlotTokens: 100},
-		{Name: "busy", URL: "http://busy", Slots: 8}, {Name: "up", URL: "http://up", Slots: 8},
+		{Name: "busy", URL: "http://busy", Slots: 8},
+		{Name: "up", URL: "http://up", Slots: 8},
 	}})
 	names := []string{"openai", "unknown", "busy", "up", "nobody"}
 	for _, n := range []string{"busy", "up"} {
@@ -233,10 +234,61 @@ func TestSlowStartGivesAPlaceOn(t *testing.T) {
 	})
 }
 
+func TestNewAddressStartsSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, dns := newFleet(), &names{}
+		dns.set(nil, "10.0.0.1")
+		p := newTestPool(t, Config{Transport: f.transport, Resolver: dns, ResolveInterval: time.Second, Backends: []Backend{{Name: "svc", URL: "dns://vllm:80"}}})
+		defer serve(t, p)()
+		synctest.Wait()
+		if sh := p.Share("svc@10.0.0.1:80"); sh != 1 {
+			t.Errorf("the first: %v", sh)
+		}
+		dns.set(nil, "10.0.0.1", "10.0.0.2")
+		for len(p.Endpoints()) < 2 || status(t, p, "svc@10.0.0.2:80").State != Up {
+			pass(100 * time.Millisecond)
+		}
+		if sh := p.Share("svc@10.0.0.2:80"); sh > 0.2 || p.Share("svc@10.0.0.1:80") != 1 {
+			t.Errorf("beside another: %v", sh)
+		}
+		if got, err := p.Candidates(nil, []string{"svc"}, nil); err != nil || ids(got) != "svc@10.0.0.1:80 svc@10.0.0.2:80" {
+			t.Errorf("%s %v", ids(got), err)
+		}
+		pass(rampTime)
+		if sh := p.Share("svc@10.0.0.2:80"); sh != 1 {
+			t.Errorf("after that: %v", sh)
+		}
+	})
+}
+
+func BenchmarkPlace(b *testing.B) {
+	p := newTestPool(b, Config{Backends: []Backend{{Name: "a", URL: "http://a", Slots: 8}, {Name: "b", URL: "http://b", Slots: 8}, {Name: "c", URL: "http://c"}, {Name: "d", URL: "http://d"}}})
+	names := []string{"a", "b", "c", "d"}
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		var cs []Candidate
+		for pb.Next() {
+			var err error
+			if cs, err = p.Candidates(cs[:0], names, nil); err != nil {
+				b.Error(err)
+				return
+			}
+			s, err := p.Hold(cs[0].ID, nil)
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			s.Release()
+		}
+	})
+}
+
 func TestEndpointsForTheQueue(t *testing.T) {
 	p := newTestPool(t, Config{Backends: []Backend{
-		{Name: "a", URL: "http://a", Slots: 3, SlotTokens: 7}, {Name: "b", URL: "http://b", MetricsPath: "none", Overflow: true},
-		{Name: "c", URL: "https://c", Kind: Anthropic}, {Name: "d", URL: "dns://d:1"},
+		{Name: "a", URL: "http://a", Slots: 3, SlotTokens: 7},
+		{Name: "b", URL: "http://b", MetricsPath: "none", Overflow: true},
+		{Name: "c", URL: "https://c", Kind: Anthropic},
+		{Name: "d", URL: "dns://d:1"},
 	}})
 	want := []Endpoint{
 		{ID: "a", Backend: "a", Slots: 3, SlotTokens: 7, Metrics: true, Share: 1},

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -638,4 +639,45 @@ func TestMayRetry(t *testing.T) {
 			t.Errorf("%d for 300 requests", n)
 		}
 	})
+}
+
+// TestResetAfterTheHeader: over real connections, as vLLM dies between the header of a
+// stream and its first token.
+func TestResetAfterTheHeader(t *testing.T) {
+	for _, body := range []string{"", "d"} {
+		s := acquire(t, Config{}, rawServer(t, func(c *net.TCPConn, r *bufio.Reader) {
+			readRequest(t, r)
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"))
+			if body != "" {
+				_, _ = c.Write([]byte("1\r\n" + body + "\r\n"))
+			}
+			_ = c.CloseWrite() // what was written arrives before the end
+		}))
+		if err := stream(t.Context(), s); Replayable(err) != (body == "") || Retryable(err) || err == nil {
+			t.Errorf("after %q: %v", body, err)
+		}
+		if st := status(t, s.p, "a"); st.LastError == "" {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+// TestConnectionIsKept: the measuring body gives a connection back as the plain one does.
+func TestConnectionIsKept(t *testing.T) {
+	var conns atomic.Int64
+	s := acquire(t, Config{}, rawServer(t, func(c *net.TCPConn, r *bufio.Reader) {
+		conns.Add(1)
+		for readRequest(t, r) {
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+		}
+	}))
+	for range 20 {
+		if err := stream(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.p.Close()
+	if n := conns.Load(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
 }
