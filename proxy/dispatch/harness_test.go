@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"headgate/cluster/clustertest"
+	"headgate/lease"
 	"headgate/proxy/dispatch"
 	"headgate/proxy/queue"
 )
@@ -143,6 +144,9 @@ type world struct {
 	tune  []func(*dispatch.Config)
 	bs    []queue.Backend
 	qcfg  queue.Config
+	// real: slots are real leases, and the view is what says who schedules.
+	real bool
+	view *lease.View
 
 	mu    sync.Mutex
 	epoch uint64
@@ -154,7 +158,11 @@ type node struct {
 	*dispatch.Dispatcher
 	w      *world
 	host   *clustertest.Host
+	name   string
 	hand   *hand
+	self   lease.Member // and what follows, in a world of leases
+	rights *rights
+	leases *leased
 	id     uint64
 	reg    *prometheus.Registry
 	server *grpc.Server
@@ -167,7 +175,20 @@ type node struct {
 }
 
 func newWorld(t testing.TB, n int, backends []queue.Backend, tune ...func(*dispatch.Config)) *world {
-	w := &world{t: t, net: clustertest.New(1), truth: newTruth(), tune: tune, bs: backends, epoch: 1, views: map[*node]dispatch.Scheduling{}}
+	w := makeWorld(t, n, backends, false, tune...)
+	w.schedules(w.nodes[0])
+	return w
+}
+
+// newLeasedWorld is one with real leases. The first node has them, and the queue.
+func newLeasedWorld(t testing.TB, n int, backends []queue.Backend, tune ...func(*dispatch.Config)) *world {
+	w := makeWorld(t, n, backends, true, tune...)
+	w.step(w.nodes[0])
+	return w
+}
+
+func makeWorld(t testing.TB, n int, backends []queue.Backend, real bool, tune ...func(*dispatch.Config)) *world {
+	w := &world{t: t, net: clustertest.New(1), truth: newTruth(), tune: tune, bs: backends, real: real, views: map[*node]dispatch.Scheduling{}}
 	for _, b := range backends {
 		w.truth.slots[b.ID] = b.Slots
 	}
@@ -188,19 +209,22 @@ func newWorld(t testing.TB, n int, backends []queue.Backend, tune ...func(*dispa
 			}
 		}
 	})
-	w.schedules(w.nodes[0])
 	return w
 }
 
 func (w *world) add(name string) *node {
 	host := w.net.Host(name)
-	n := &node{w: w, host: host, id: uint64(len(w.nodes) + 1), reg: prometheus.NewRegistry(), conns: map[string]*grpc.ClientConn{}}
+	n := &node{w: w, host: host, name: name, id: uint64(len(w.nodes) + 1), reg: prometheus.NewRegistry(), conns: map[string]*grpc.ClientConn{}}
 	n.hand = &hand{w: w.truth, node: n}
 	c := dispatch.Config{
 		Self: n.id, Where: n.where, Client: n.client, Slots: n.hand, Now: func() int64 { return time.Now().UnixNano() }, Registerer: n.reg,
 	}
 	for _, tune := range w.tune {
 		tune(&c)
+	}
+	n.server = grpc.NewServer()
+	if w.real {
+		c.Slots = n.lend(n.server)
 	}
 	var err error
 	if n.Dispatcher, err = dispatch.New(c); err != nil {
@@ -211,13 +235,17 @@ func (w *world) add(name string) *node {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	n.server = grpc.NewServer()
 	n.Register(n.server)
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
+	w.mu.Lock()
 	w.nodes = append(w.nodes, n)
+	w.mu.Unlock()
 	n.ended.Go(func() { _ = n.server.Serve(lis) })
 	n.ended.Go(func() { n.Run(ctx) })
+	if w.real {
+		n.ended.Go(func() { n.leases.m.Run(ctx) })
+	}
 	return n
 }
 
@@ -228,6 +256,9 @@ func (n *node) where() dispatch.Scheduling {
 		return s
 	}
 	s := dispatch.Scheduling{Epoch: n.w.epoch, Members: len(n.w.nodes)}
+	if n.w.view != nil {
+		s.Members = len(n.w.view.Members)
+	}
 	switch n.w.owner {
 	case n:
 		s.Self = true
@@ -274,6 +305,26 @@ func (n *node) client(address string) (grpc.ClientConnInterface, error) {
 		n.conns[address] = c
 	}
 	return c, err
+}
+
+func (n *node) drop(address string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c := n.conns[address]; c != nil {
+		delete(n.conns, address)
+		_ = c.Close()
+	}
+}
+
+// crash kills a node, and with it what its requests use.
+func (w *world) crash(n *node) {
+	w.truth.mu.Lock()
+	n.leases.gone.Store(true)
+	for _, e := range []string{"a", "b"} {
+		w.truth.inUse[e] -= int64(n.count("headgate_slots_in_use", e))
+	}
+	w.truth.mu.Unlock()
+	n.kill()
 }
 
 // kill is SIGKILL.
