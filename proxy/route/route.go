@@ -61,7 +61,7 @@ type Sticky uint8
 
 // The ways to stick.
 const (
-	ByUser    Sticky = iota // the user; who names none is told apart by Query.Draw
+	ByUser    Sticky = iota // the user; where none is named, Query.Draw decides
 	ByKey                   // the key
 	ByRequest               // nothing: Query.Draw decides
 )
