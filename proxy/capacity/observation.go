@@ -3,7 +3,7 @@ package capacity
 import "time"
 
 // Observation is what the cluster's own requests said about one backend since the last one: sums, so that those of many
-// nodes can be added. Only Backend, InUse and Pause are not sums.
+// nodes can be added. Backend, InUse, Waiting and Pause are no sums.
 type Observation struct {
 	// Backend is the endpoint's ID.
 	Backend string
@@ -27,4 +27,8 @@ type Observation struct {
 	// InUse is the number of slots held of this backend, by all nodes, when this was said. Where it is left at zero the use is
 	// reckoned from SlotTime alone, which lags by the length of a request.
 	InUse int64
+
+	// Waiting is how many requests wait for a slot of this backend, or may be given one. Left at zero, only use tells whether
+	// more slots would be used.
+	Waiting int64
 }

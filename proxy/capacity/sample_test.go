@@ -61,8 +61,10 @@ vllm:prompt_tokens_total{engine="0"} 1.5e2
 		"negative":                     {"vllm:num_requests_running -1\n", Sample{}},
 		"infinite":                     {"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1e999\n", Sample{}},
 		"a share that is none":         {"vllm:kv_cache_usage_perc 83\n", Sample{}},
-		"no sum overflows": {strings.Repeat("vllm:num_requests_running 1e15\n", 10000),
-			Sample{Running: maxCount, HasRunning: true}},
+		"no sum overflows": {
+			strings.Repeat("vllm:num_requests_running 1e15\n", 10000),
+			Sample{Running: maxCount, HasRunning: true},
+		},
 		"longer names": {"vllm:num_requests_waiting_total 5\nvllm:kv_cache_usage_percent 0.5\n", Sample{}},
 	} {
 		t.Run(name, func(t *testing.T) {
