@@ -38,6 +38,12 @@ type Index struct {
 	Models []Model
 	// Surfaces are the policy's by name, compiled; never to be changed.
 	Surfaces map[string]*ResolvedSurface
+	// Backends and Routes are the policy's in its order, Ladder the rungs that it names in the ladder's; never
+	// to be changed, as Capacity.
+	Backends []ResolvedBackend
+	Capacity ResolvedCapacity
+	Ladder   []ResolvedLadderRung
+	Routes   []ResolvedRoute
 	// NextChange is when a step of a ramp changes a limit or a price changes next; zero if never.
 	NextChange time.Time
 
@@ -108,6 +114,7 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 	for i := range p.Surfaces {
 		ix.Surfaces[p.Surfaces[i].Name] = p.Surfaces[i].resolve(models)
 	}
+	ix.admission(models)
 	sets := map[limitSet][]ResolvedLimit{}
 	for i := range p.Tenants {
 		t, plan := &p.Tenants[i], plans[p.Tenants[i].Plan]
@@ -137,6 +144,19 @@ func (p *Policy) IndexAt(now time.Time, numbers Numbers, share Share, keys *Keys
 		}
 	}
 	return ix, nil
+}
+
+// admission compiles how requests come to backends. models are by name and alias.
+func (ix *Index) admission(models map[string]*Model) {
+	p := ix.Policy
+	ix.Capacity = p.Capacity.resolve()
+	ix.Backends = p.ResolvedBackends()
+	for i := range p.Ladder {
+		ix.Ladder = append(ix.Ladder, p.Ladder[i].resolve(models))
+	}
+	for i := range p.Routes {
+		ix.Routes = append(ix.Routes, p.Routes[i].resolve(models))
+	}
 }
 
 // price takes the prices of a moment.

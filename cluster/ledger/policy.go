@@ -11,14 +11,21 @@ type Policy struct {
 	Surfaces []Surface `yaml:"surfaces,omitempty"`
 	Global   Global    `yaml:"global,omitempty"`
 	Notify   Notify    `yaml:"notify,omitempty"`
+	// Capacity is how requests wait and which are shed; Ladder the rungs of degradation, lowest first;
+	// Routes which model a request goes to, the first that matches.
+	Capacity Capacity     `yaml:"capacity,omitempty"`
+	Ladder   []LadderRung `yaml:"ladder,omitempty"`
+	Routes   []Route      `yaml:"routes,omitempty"`
 }
 
-// Backend is a model server, or with a dns:// URL a headless service of many.
+// Backend is a model server, or with a dns:// URL a headless service of many; see Index.Backends for what it
+// becomes.
 type Backend struct {
 	Name       string `yaml:"name"`
 	URL        string `yaml:"url"`
-	Slots      int    `yaml:"slots,omitempty"`       // requests in flight; 0: unbounded
-	APIKeyEnv  string `yaml:"api_key_env,omitempty"` // the environment variable that holds its key
+	Slots      int    `yaml:"slots,omitempty"`        // in flight at each endpoint, at most; 0: unbounded
+	APIKeyEnv  string `yaml:"api_key_env,omitempty"`  // the environment variable that holds its key
+	APIKeyFile string `yaml:"api_key_file,omitempty"` // or the file, read again when it changes
 	CAFile     string `yaml:"ca_file,omitempty"`
 	CertFile   string `yaml:"cert_file,omitempty"`
 	KeyFile    string `yaml:"key_file,omitempty"`
@@ -26,6 +33,26 @@ type Backend struct {
 	HealthPath string `yaml:"health_path,omitempty"`
 	// CacheSalt keeps the prefixes that the server caches apart: "" not at all, tenant by tenant.
 	CacheSalt string `yaml:"cache_salt,omitempty"`
+	Kind      string `yaml:"kind,omitempty"` // vllm | openai | anthropic; absent: vllm
+	// Overflow: used only where no other backend of the model has room.
+	Overflow   bool              `yaml:"overflow,omitempty"`
+	SlotTokens int64             `yaml:"slot_tokens,omitempty"`  // of input and output, that one slot stands for; absent: 16384
+	Learn      *Learn            `yaml:"learn,omitempty"`        // absent: Slots is how many there are
+	Models     map[string]string `yaml:"models,omitempty"`       // what it calls models of the policy; absent: Model.Upstream
+	Metrics    string            `yaml:"metrics_path,omitempty"` // of vLLM's own; none: it has none; absent: /metrics, for vllm
+	Timeouts   Timeouts          `yaml:"timeouts,omitempty"`
+}
+
+// Learn says that how many slots there are is learnt, up to Backend.Slots.
+type Learn struct {
+	Min *int `yaml:"min,omitempty"` // never fewer; absent: 1
+}
+
+// Timeouts are of requests to a backend.
+type Timeouts struct {
+	Connect   Duration `yaml:"connect,omitempty"`    // TCP and TLS each; absent: the node's
+	FirstByte Duration `yaml:"first_byte,omitempty"` // of streams, from the request sent; absent: none
+	Idle      Duration `yaml:"idle,omitempty"`       // between two reads of an answer; absent: none
 }
 
 // Model is a served model.
@@ -52,6 +79,8 @@ type Model struct {
 	DefaultTemperature *Factor `yaml:"default_temperature,omitempty"`
 	// PrefixMinimum is the least that a prefix must have for the provider to cache it, in tokens; 0: not known.
 	PrefixMinimum int64 `yaml:"prefix_minimum,omitempty"`
+	// Affinity is what is sent to the same endpoint: prefix | session | none; absent: prefix. See AffinityOf.
+	Affinity string `yaml:"affinity,omitempty"`
 }
 
 // Plan is what a tenant has bought.
