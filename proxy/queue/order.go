@@ -13,7 +13,7 @@ type line struct {
 	virtual float64 // start tag of the claim that was served last
 	high    float64 // the highest tag of a claim
 	claims  int     // idle ones included
-	served  int     // by the backend's own choice
+	served  int     // of those that waited
 	marks   [2]mark // the older one first
 	owed    float64 // charged for grants whose Done has not come
 	owedFor int64   // their cost
@@ -314,15 +314,13 @@ func (s *Scheduler) next(b *backend) *place {
 	return c.ages.head
 }
 
-// bill charges class and tenant for a grant at b, and moves virtual time where it was b's own choice.
-func (s *Scheduler) bill(t *ticket, b *backend, own bool) {
+// bill charges class and tenant for a grant at b, where it was the ticket's turn, and moves virtual time.
+func (s *Scheduler) bill(t *ticket, b *backend) {
 	l := &b.classes[t.class]
 	c := s.findClaim(t.tenant, t.class, b)
-	if own {
-		_, least := l.order.first() // not c's: it may go before its turn
-		b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, least)
-		l.served++
-	}
+	_, least := l.order.first() // not c's: it may go before its turn, by age
+	b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, least)
+	l.served++
 	t.charge, t.epoch = b.charge(t.work, t.cost)*c.ratio, b.epoch
 	l.owed += t.charge
 	l.owedFor += t.cost

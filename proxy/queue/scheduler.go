@@ -152,7 +152,7 @@ func (s *Scheduler) join(t *Ticket, out *Output) {
 	default:
 		// Room that is free is better than any place, and nobody is passed over where nothing waits.
 		if p := s.free(k); p != nil {
-			s.grant(k, p, nil, out)
+			s.grant(k, p, false, out)
 		} else if s.admit(k, out) {
 			s.wait(k, false)
 		} else {
@@ -272,14 +272,13 @@ func (s *Scheduler) exit(p *place) {
 	s.sweep(b)
 }
 
-// grant offers a ticket the room of a place. by is the backend whose turn it was, nil for a ticket that
-// did not wait.
-func (s *Scheduler) grant(t *ticket, p *place, by *backend, out *Output) {
+// grant offers a ticket the room of a place, whose turn it is where it waited.
+func (s *Scheduler) grant(t *ticket, p *place, waited bool, out *Output) {
 	b := p.backend
 	t.cost = min(p.cost, b.slots)
 	t.charge, t.epoch = 0, 0
-	if by != nil {
-		s.bill(t, b, b == by)
+	if waited {
+		s.bill(t, b)
 		s.unwait(t)
 	}
 	t.granted = p
@@ -420,8 +419,14 @@ func (s *Scheduler) miss(t *ticket, out *Output) {
 	}
 	p.misses = min(p.misses+1, maxParks)
 	for i := range t.places {
-		if o := t.places[i].backend; o != nil && o.closed {
-			t.lose(&t.places[i])
+		o := &t.places[i]
+		if o.backend == nil || !o.backend.closed {
+			continue
+		}
+		// It went while the ticket did not wait; it may have come again.
+		if o.backend = s.backends[o.backend.id]; o.backend == nil || o.backend.closed {
+			o.backend = nil
+			t.alive--
 		}
 	}
 	switch {

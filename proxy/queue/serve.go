@@ -39,9 +39,15 @@ func (s *Scheduler) serve(b *backend, out *Output) {
 			s.drop(t, Expired, out)
 			continue
 		}
-		q := s.pick(t, func(o *backend) bool { return o == b || o.saver == nil || o.saver == t })
+		q := s.pick(t, func(o *backend) bool {
+			if o == b {
+				return true
+			}
+			n := s.next(o) // another that it prefers, if it is first there as well
+			return n != nil && n.ticket == t && (o.saver == nil || o.saver == t)
+		})
 		if q != nil {
-			s.grant(t, q, b, out)
+			s.grant(t, q, true, out)
 		} else if s.save(b, p) {
 			return
 		}
