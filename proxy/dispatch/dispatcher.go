@@ -60,13 +60,14 @@ type Dispatcher struct {
 	qcfg     queue.Config
 	where    Scheduling
 	members  int
-	epoch    uint64 // grows with each place that tickets are sent to: a waiter of another is not known there
-	seat     *seat  // the queue here: this node schedules, or no scheduler is within reach
-	link     *link  // to the scheduler elsewhere, whether that answers or not; nil: there is none
-	lost     int64  // since when no scheduler is within reach; maxTime: one is
-	dueAt    int64  // when Run looks next
-	lazyAt   int64  // when the news is to be told
-	told     told   // for use under mu
+	epoch    uint64           // grows with each place that tickets are sent to: a waiter of another is not known there
+	seat     *seat            // the queue here: this node schedules, or no scheduler is within reach
+	link     *link            // to the scheduler elsewhere, whether that answers or not; nil: there is none
+	lost     int64            // since when no scheduler is within reach; maxTime: one is
+	dueAt    int64            // when Run looks next
+	lazyAt   int64            // when the news is to be told
+	told     told             // for use under mu
+	learnt   map[string]int64 // limits of backends below their slots, as the cluster's queue had them last
 }
 
 // New returns a Dispatcher that knows no backends: call Apply, and Run.
@@ -77,7 +78,7 @@ func New(cfg Config) (*Dispatcher, error) {
 	cfg.Alone = cmp.Or(cfg.Alone, aloneAfter)
 	d := &Dispatcher{
 		cfg: cfg, log: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)), rand: cfg.Rand,
-		soon: make(chan struct{}, 1), moved: make(chan struct{}, 1), waiters: map[uint64]*waiter{}, members: 1, lost: cfg.Now(), lazyAt: maxTime,
+		soon: make(chan struct{}, 1), moved: make(chan struct{}, 1), waiters: map[uint64]*waiter{}, learnt: map[string]int64{}, members: 1, lost: cfg.Now(), lazyAt: maxTime,
 	}
 	if d.rand == nil {
 		d.rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // it spreads waits
@@ -430,6 +431,17 @@ func (d *Dispatcher) shown(now int64, whole bool, changed []queue.BackendStats, 
 		e.limited.Store(b.Limited)
 		if !e.contended.Swap(b.Contended) && b.Contended && !d.single.Load() {
 			d.cfg.Slots.Yield(b.ID) // what lies here unused others wait for
+		}
+	}
+}
+
+// learn notes what the cluster's queue has as limits: the next begins with them; d.mu is held.
+func (d *Dispatcher) learn(changed []queue.BackendStats) {
+	for i := range changed {
+		if b := &changed[i]; !b.Limited {
+			delete(d.learnt, b.ID)
+		} else if len(d.learnt) < queue.MaxBackends {
+			d.learnt[b.ID] = b.Limit
 		}
 	}
 }

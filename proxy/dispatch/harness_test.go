@@ -319,9 +319,9 @@ func (n *node) drop(address string) {
 // crash kills a node, and with it what its requests use.
 func (w *world) crash(n *node) {
 	w.truth.mu.Lock()
-	n.leases.gone.Store(true)
-	for _, e := range []string{"a", "b"} {
-		w.truth.inUse[e] -= int64(n.count("headgate_slots_in_use", e))
+	n.leases.gone = true
+	for id, used := range n.leases.used {
+		w.truth.inUse[id] -= used
 	}
 	w.truth.mu.Unlock()
 	n.kill()

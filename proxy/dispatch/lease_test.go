@@ -3,6 +3,7 @@ package dispatch_test
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,7 +66,8 @@ func (r *rights) Started(now int64, epoch uint64, _ uint32) {
 type leased struct {
 	m    *lease.Manager
 	w    *truth
-	gone atomic.Bool
+	used map[string]int64 // under w.mu
+	gone bool             // likewise
 }
 
 type leasedSlots struct {
@@ -94,6 +96,10 @@ func (l *leased) Hold(ctx context.Context, backend string, cost int64, ask bool)
 	}
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
+	if l.gone {
+		return nil, false
+	}
+	l.used[backend] += cost
 	l.w.inUse[backend] += cost
 	l.w.most[backend] = max(l.w.most[backend], l.w.inUse[backend])
 	return &leasedSlots{l, cs, backend, cost}, true
@@ -108,7 +114,8 @@ func (l *leased) Yield(backend string) {
 // Release see dispatch.Held.
 func (s *leasedSlots) Release(yield bool) {
 	s.l.w.mu.Lock()
-	if !s.l.gone.Load() {
+	if !s.l.gone {
+		s.l.used[s.backend] -= s.cost
 		s.l.w.inUse[s.backend] -= s.cost
 	}
 	s.l.w.mu.Unlock()
@@ -133,7 +140,7 @@ func (n *node) lend(s *grpc.Server) *leased {
 		n.w.t.Fatal(err)
 	}
 	m.Register(s)
-	n.leases = &leased{m: m, w: n.w.truth}
+	n.leases = &leased{m: m, w: n.w.truth, used: map[string]int64{}}
 	return n.leases
 }
 
@@ -152,7 +159,9 @@ func (w *world) step(owner *node) {
 		}
 		v.Members = append(v.Members, n.self)
 	}
+	w.mu.Lock()
 	w.view = v
+	w.mu.Unlock()
 	for _, n := range w.nodes {
 		if !n.dead {
 			n.rights.step(time.Now().UnixNano(), v)
@@ -281,4 +290,66 @@ func TestLeasedSchedulerDies(t *testing.T) {
 		wg.Wait()
 		w.idle()
 	})
+}
+
+// TestLeasedStorm: the leases' owner and scheduler moves, messages are lost and late; slots are never given twice, and
+// everybody is served in the end.
+func TestLeasedStorm(t *testing.T) {
+	for seed := range uint64(4) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 3))
+			w := newLeasedWorld(t, 4, backends(6, "a", "b"), func(c *dispatch.Config) { c.Alone = -1 })
+			w.settles()
+			var wg sync.WaitGroup
+			var served, dropped atomic.Int64
+			end := time.Now().Add(20 * time.Second)
+			for i := range 40 {
+				n, r := w.nodes[i%4], rand.New(rand.NewPCG(seed, uint64(i)))
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						x := ticket([][]string{{"a"}, {"b", "a"}, {"a", "b"}}[r.IntN(3)]...)
+						x.Patience = time.Duration(r.IntN(3000)) * time.Millisecond
+						x.Places[0].Cost = int64(1 + r.IntN(3))
+						g, err := n.Acquire(context.Background(), x)
+						if err != nil {
+							dropped.Add(1)
+							time.Sleep(20 * time.Millisecond)
+							continue
+						}
+						served.Add(1)
+						time.Sleep(time.Duration(r.IntN(200)) * time.Millisecond)
+						g.Release()
+						time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
+					}
+				})
+			}
+			for time.Now().Before(end) {
+				time.Sleep(time.Duration(300+rng.IntN(1200)) * time.Millisecond)
+				switch rng.IntN(5) {
+				case 0, 1:
+					w.step(w.nodes[rng.IntN(4)])
+				case 2:
+					w.net.Cut("n2", "n1", "n3")
+				case 3:
+					w.net.Delay("n3", "n1", time.Duration(rng.IntN(50))*time.Millisecond)
+				default:
+					w.net.Heal()
+				}
+			}
+			w.net.Heal()
+			wg.Wait()
+			t.Logf("%d served, %d dropped", served.Load(), dropped.Load())
+			if served.Load() < 500 {
+				t.Errorf("%d were served", served.Load())
+			}
+			time.Sleep(4 * time.Second)
+			w.settles()
+			// All slots are to be had at once, wherever they were.
+			w.hammer("a", 3, 50*time.Millisecond, time.Second)
+			if used := w.hammer("a", 6, 100*time.Millisecond, 2*time.Second); used < 2*6*time.Second*9/10 {
+				t.Errorf("%v of 12 s of slots were used afterwards", used)
+			}
+			w.idle()
+		})
+	}
 }

@@ -166,9 +166,11 @@ func (l *link) stream(ctx context.Context) (heard bool, err error) {
 // hello is what the scheduler hears first.
 func (l *link) hello() *pb.Hello {
 	h := &pb.Hello{Node: l.d.cfg.Self, Epoch: l.epoch}
-	for id, b := range l.d.state.Load().Backends {
-		if b.Limited && len(h.GetLimits()) < queue.MaxBackends {
-			h.Limits = append(h.GetLimits(), &pb.Limit{Backend: []byte(id), Limit: b.Limit})
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	for id, n := range l.d.learnt {
+		if len(h.GetLimits()) < queue.MaxBackends {
+			h.Limits = append(h.GetLimits(), &pb.Limit{Backend: nameOf(id), Limit: n})
 		}
 	}
 	return h
@@ -207,6 +209,7 @@ func (l *link) receive(f *pb.Down) error {
 	}
 	if st != nil {
 		d.shown(d.cfg.Now(), st.whole, st.changed, st.gone)
+		d.learn(st.changed)
 	}
 	for i := range grants {
 		d.granted(grants[i].ID, grants[i].Backend, grants[i].Cost)

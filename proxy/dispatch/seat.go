@@ -57,9 +57,9 @@ func newSeat(d *Dispatcher, now int64, official bool) *seat {
 	if official {
 		s.settling = now + int64(settleFor)
 		if d.cfg.Learner != nil {
-			s.learnAt = now
-			for id, b := range d.state.Load().Backends {
-				d.cfg.Learner.Seed(id, b.Limit)
+			s.learnAt = s.settling // before, nobody has said what it uses
+			for id, n := range d.learnt {
+				d.cfg.Learner.Seed(id, n)
 			}
 		}
 	}
@@ -88,11 +88,14 @@ func (s *seat) apply(now int64) {
 		if s.settling != 0 {
 			s.core.Used(now, phantom, b.ID, max(1, b.Slots), &s.out)
 		}
+		if s.d.cfg.Learner == nil {
+			continue
+		}
+		// What is learnt goes on to count, also what another node's queue was told.
 		if j := slices.IndexFunc(old, func(o queue.Backend) bool { return o.ID == b.ID }); j >= 0 {
-			b.Limit, b.Stale = min(b.Limit, old[j].Limit), old[j].Stale
-			if b.Limit < 0 {
-				b.Limit = old[j].Limit
-			}
+			b.Limit, b.Stale = old[j].Limit, old[j].Stale
+		} else if n, ok := s.d.learnt[b.ID]; ok {
+			b.Limit = n
 		}
 	}
 	s.core.SetBackends(now, s.backends, &s.out)
@@ -119,6 +122,10 @@ func (s *seat) settled(now int64) {
 // unsettle has slots given out.
 func (s *seat) unsettle(now int64) {
 	s.settling = 0
+	s.showAt = now
+	if s.learnAt != maxTime {
+		s.learnAt = now + int64(showEvery) // by then it is shown what is in use
+	}
 	s.core.Gone(now, phantom, &s.out)
 	s.touched = true
 }
@@ -275,6 +282,9 @@ func (s *seat) show(now int64) {
 		gone = s.forget()
 	}
 	s.d.shown(now, s.shownAt == math.MinInt64, changed, gone)
+	if s.official {
+		s.d.learn(changed)
+	}
 	for _, to := range s.sessions {
 		to.show = true
 		to.said()
