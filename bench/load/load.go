@@ -34,6 +34,12 @@ type Config struct {
 	Body func(n int64) []byte
 	// End, if set, must stand in the last 64 bytes of a good answer.
 	End string
+	// Each, if set, describes the n-th request instead of Body, Header and End. It is
+	// called from many goroutines.
+	Each func(n int64) Shot
+	// Seen, if set, is told how each request that was sent has ended. It is called
+	// from many goroutines.
+	Seen func(Seen)
 	// Rate is arrivals a second; 0 keeps MaxInFlight requests under way.
 	Rate float64
 	// Poisson draws the times between arrivals from Seed instead of spacing them evenly.
@@ -54,6 +60,26 @@ type Config struct {
 	Transport http.RoundTripper
 }
 
+// Shot is one request.
+type Shot struct {
+	Body   []byte
+	Header http.Header // not changed
+	End    string      // as in Config
+	// Patience is how long after it was due the client leaves if no byte of the answer
+	// has come. 0 is as long as Config.Timeout.
+	Patience time.Duration
+}
+
+// Seen is how a request ended.
+type Seen struct {
+	N         int64
+	Due, Sent time.Time
+	First     time.Time // first byte of the answer's body; zero if none came
+	Last      time.Time // the end, good or bad
+	Status    int       // 0: no answer
+	Kind      string    // "" for a good answer; else as in Result.Errors, or "status"
+}
+
 // Validate reports what makes no sense.
 func (c Config) Validate() error {
 	u, err := url.Parse(c.URL)
@@ -67,7 +93,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("target %q: want http", c.URL)
 	case host != "localhost" && (ip == nil || !ip.IsLoopback()):
 		return fmt.Errorf("target %q: only loopback addresses are loaded", c.URL)
-	case c.Body == nil:
+	case c.Body == nil && c.Each == nil:
 		return errors.New("no body")
 	case c.Rate < 0 || c.Count < 0 || c.Duration < 0 || c.MaxInFlight < 0 || c.Timeout < 0 || c.MaxAnswer < 0:
 		return errors.New("a bound or rate is negative")
@@ -84,7 +110,7 @@ type Result struct {
 	Dropped  int64
 	Good     int64
 	Status   map[int]int64
-	Errors   map[string]int64 // by kind: timeout, transport, truncated, too_long
+	Errors   map[string]int64 // by kind: timeout, impatient, transport, truncated, too_long
 	Bytes    int64
 	Chunks   int64 // SSE frames
 	// Elapsed runs from the first arrival's due time to the last answer.
@@ -210,6 +236,17 @@ type scratch struct {
 	gaps []int64
 }
 
+// shot describes the n-th request.
+func (r *run) shot(n int64) Shot {
+	if r.cfg.Each != nil {
+		return r.cfg.Each(n)
+	}
+	return Shot{Body: r.cfg.Body(n), Header: r.cfg.Header, End: r.cfg.End}
+}
+
+// errImpatient ends the request of a client who waited too long for the first byte.
+var errImpatient = errors.New("no first byte within the client's patience")
+
 // one sends a request and records its answer.
 func (r *run) one(ctx context.Context, n int64, due time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
@@ -219,43 +256,72 @@ func (r *run) one(ctx context.Context, n int64, due time.Time) {
 		return
 	}
 	defer r.pool.Put(sc)
-	body := r.cfg.Body(n)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.cfg.URL, bytes.NewReader(body))
-	if err != nil {
-		r.failed(0, "transport")
-		return
+	shot := r.shot(n)
+	stay := func() bool { return true }
+	if shot.Patience > 0 {
+		var leave context.CancelCauseFunc
+		ctx, leave = context.WithCancelCause(ctx)
+		defer leave(nil)
+		stay = time.AfterFunc(time.Until(due.Add(shot.Patience)), func() { leave(errImpatient) }).Stop
+		defer stay()
 	}
-	req.Header = r.cfg.Header.Clone()
+	seen := Seen{N: n, Due: due, Sent: time.Now()}
+	a := r.exchange(ctx, &shot, &seen, sc, stay)
+	seen.First, seen.Last = a.first, a.last
+	if seen.Kind == "" {
+		r.good(&seen, a, sc.gaps)
+	} else {
+		seen.Last = time.Now()
+		r.failed(seen.Status, seen.Kind)
+	}
+	if r.cfg.Seen != nil {
+		r.cfg.Seen(seen)
+	}
+}
+
+// exchange sends a request and reads its answer. It says in seen how that went; stay
+// is called at the first byte.
+func (r *run) exchange(ctx context.Context, shot *Shot, seen *Seen, sc *scratch, stay func() bool) (a answer) {
+	seen.Kind = "transport"
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.cfg.URL, bytes.NewReader(shot.Body))
+	if err != nil {
+		return a
+	}
+	req.Header = shot.Header.Clone()
 	if req.Header == nil {
 		req.Header = http.Header{}
 	}
 	if req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	sent := time.Now()
 	resp, err := r.client.Do(req)
 	if err != nil {
-		r.failed(0, kind(ctx))
-		return
+		seen.Kind = kind(ctx)
+		return a
 	}
 	defer resp.Body.Close() //nolint:errcheck // a read-only body has nothing to lose
-	a := r.readAnswer(resp.Body, sent, sc)
+	seen.Status = resp.StatusCode
+	a = r.readAnswer(resp.Body, seen.Sent, sc, stay)
 	switch {
 	case a.err != nil:
-		r.failed(resp.StatusCode, kind(ctx))
+		seen.Kind = kind(ctx)
 	case a.bytes > r.cfg.MaxAnswer:
-		r.failed(resp.StatusCode, "too_long")
+		seen.Kind = "too_long"
 	case resp.StatusCode/100 != 2:
-		r.failed(resp.StatusCode, "")
-	case r.cfg.End != "" && !bytes.Contains(sc.tail, []byte(r.cfg.End)):
-		r.failed(resp.StatusCode, "truncated")
+		seen.Kind = "status"
+	case shot.End != "" && !bytes.Contains(sc.tail, []byte(shot.End)):
+		seen.Kind = "truncated"
 	default:
-		r.good(resp.StatusCode, due, sent, a, sc.gaps)
+		seen.Kind = ""
 	}
+	return a
 }
 
 func kind(ctx context.Context) string {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	switch {
+	case errors.Is(context.Cause(ctx), errImpatient):
+		return "impatient"
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return "timeout"
 	}
 	return "transport"
@@ -268,7 +334,7 @@ type answer struct {
 	err           error
 }
 
-func (r *run) readAnswer(body io.Reader, sent time.Time, sc *scratch) (a answer) {
+func (r *run) readAnswer(body io.Reader, sent time.Time, sc *scratch, stay func() bool) (a answer) {
 	sc.tail, sc.gaps = sc.tail[:0], sc.gaps[:0]
 	a.last = sent
 	for a.bytes <= r.cfg.MaxAnswer {
@@ -276,6 +342,7 @@ func (r *run) readAnswer(body io.Reader, sent time.Time, sc *scratch) (a answer)
 		if n > 0 {
 			now := time.Now()
 			if a.bytes == 0 {
+				stay()
 				a.first = now
 			} else if len(sc.gaps) < maxGaps {
 				sc.gaps = append(sc.gaps, int64(now.Sub(a.last)))
@@ -303,23 +370,23 @@ func (r *run) failed(status int, kind string) {
 	if status != 0 {
 		r.res.Status[status]++
 	}
-	if kind != "" {
+	if kind != "status" {
 		r.res.Errors[kind]++
 	}
 }
 
-func (r *run) good(status int, due, sent time.Time, a answer, gaps []int64) {
+func (r *run) good(seen *Seen, a answer, gaps []int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.res.Good++
-	r.res.Status[status]++
+	r.res.Status[seen.Status]++
 	r.res.Bytes += a.bytes
 	r.res.Chunks += a.chunks
-	record(r.res.Latency, int64(a.last.Sub(due)))
-	record(r.res.Service, int64(a.last.Sub(sent)))
-	record(r.res.Lag, int64(sent.Sub(due)))
+	record(r.res.Latency, int64(a.last.Sub(seen.Due)))
+	record(r.res.Service, int64(a.last.Sub(seen.Sent)))
+	record(r.res.Lag, int64(seen.Sent.Sub(seen.Due)))
 	if !a.first.IsZero() {
-		record(r.res.First, int64(a.first.Sub(sent)))
+		record(r.res.First, int64(a.first.Sub(seen.Sent)))
 	}
 	for _, g := range gaps {
 		record(r.res.Gap, g)

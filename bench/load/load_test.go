@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -212,4 +213,74 @@ func TestTransportErrorsAreCounted(t *testing.T) {
 	if err != nil || res.Errors["transport"] != 3 || res.Good != 0 {
 		t.Fatalf("errors %v, good %d, %v", res.Errors, res.Good, err)
 	}
+}
+
+func TestImpatientClientsLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var (
+			mu   sync.Mutex
+			seen []Seen
+		)
+		res := bubble(t, Config{
+			Rate: 100, Count: 4, Transport: slow(time.Second), Timeout: time.Minute,
+			Each: func(n int64) Shot {
+				return Shot{Body: []byte(`{}`), Patience: time.Duration(n) * 600 * time.Millisecond} // none, too little, enough, enough
+			},
+			Seen: func(s Seen) {
+				mu.Lock()
+				defer mu.Unlock()
+				seen = append(seen, s)
+			},
+		})
+		if res.Good != 3 || res.Errors["impatient"] != 1 || len(seen) != 4 {
+			t.Fatalf("good %d, errors %v, seen %d", res.Good, res.Errors, len(seen))
+		}
+		for _, s := range seen {
+			if want := map[bool]string{true: "impatient"}[s.N == 1]; s.Kind != want {
+				t.Errorf("request %d: %q, want %q", s.N, s.Kind, want)
+			}
+			if s.N == 1 && s.Last.Sub(s.Due) != 600*time.Millisecond {
+				t.Errorf("it left after %v", s.Last.Sub(s.Due))
+			}
+			if s.N != 1 && (s.Status != 200 || s.First.Sub(s.Due) != time.Second) {
+				t.Errorf("request %d: %+v", s.N, s)
+			}
+		}
+	})
+}
+
+// A client whose first byte has come stays to the end.
+func TestPatienceEndsWithTheFirstByte(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := roundTrip(func(*http.Request) (*http.Response, error) {
+			r, w := io.Pipe()
+			go func() {
+				_, _ = io.WriteString(w, "first ")
+				time.Sleep(time.Minute)
+				_, _ = io.WriteString(w, "last")
+				_ = w.Close()
+			}()
+			resp := answerWith(200, "")
+			resp.Body = r
+			return resp, nil
+		})
+		res := bubble(t, Config{
+			Rate: 1, Count: 1, Transport: rt, Timeout: time.Hour,
+			Each: func(int64) Shot { return Shot{Body: []byte(`{}`), End: "last", Patience: time.Second} },
+		})
+		if res.Good != 1 || res.Elapsed != time.Minute {
+			t.Errorf("good %d after %v, errors %v", res.Good, res.Elapsed, res.Errors)
+		}
+	})
+}
+
+func TestRefusalsAreSeenWithTheirStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen []Seen
+		rt := roundTrip(func(*http.Request) (*http.Response, error) { return answerWith(429, "full"), nil })
+		res := bubble(t, Config{Rate: 1, Count: 1, Transport: rt, Seen: func(s Seen) { seen = append(seen, s) }})
+		if len(seen) != 1 || seen[0].Status != 429 || seen[0].Kind != "status" || res.Status[429] != 1 || len(res.Errors) != 0 {
+			t.Errorf("seen %+v, result %+v", seen, res)
+		}
+	})
 }
