@@ -80,6 +80,7 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results
+	$(BIN) bench overload --out bench/results
 
 # benchmarks RESULT,PACKAGES,PATTERN: five runs of Go benchmarks into bench/results/RESULT.txt
 define benchmarks

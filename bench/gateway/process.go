@@ -89,6 +89,12 @@ func Child() (bool, error) {
 	return true, nil
 }
 
+// ProxyEnv is the environment in which [Child] serves a bare reverse proxy before a
+// server.
+func ProxyEnv(behind string) []string {
+	return []string{envRole + "=proxy", envTarget + "=" + behind}
+}
+
 // newTransport is what the generator and the bare proxy use: enough idle connections
 // for all that may be under way, and bytes as they come.
 func newTransport() *http.Transport {

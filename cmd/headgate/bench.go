@@ -17,10 +17,11 @@ import (
 	"headgate/bench/fakevllm"
 	"headgate/bench/gateway"
 	benchlease "headgate/bench/lease"
+	"headgate/bench/overload"
 )
 
 func benchCommand() *cobra.Command {
-	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand(), leaseCommand())
+	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand(), leaseCommand(), overloadCommand())
 }
 
 // upstreamCommand serves the simulated vLLM.
@@ -52,7 +53,7 @@ func upstreamCommand() *cobra.Command {
 				cs := &http.Server{Handler: s.Control(), ReadHeaderTimeout: 10 * time.Second}
 				var wg sync.WaitGroup
 				defer wg.Wait()
-				defer func() { _ = cs.Close() }() // nothing is lost by it
+				defer func() { _ = cs.Close() }()  // nothing is lost by it
 				wg.Go(func() { _ = cs.Serve(cl) }) // ends by the Close
 				fmt.Fprintf(c.ErrOrStderr(), "steered on http://%s/fake/\n", cl.Addr())
 			}
@@ -187,6 +188,48 @@ func leaseCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&out, "out", "", "folder for lease.csv, lease.txt and lease.svg")
 	f.BoolVar(&cfg.Quick, "quick", false, "a seventh of the cells: whether it works, not how well")
+	return c
+}
+
+// overloadCommand saturates a simulated vLLM through this very binary, and through what is there instead.
+func overloadCommand() *cobra.Command {
+	var cfg overload.Config
+	var out string
+	c := &cobra.Command{
+		Use: "overload", Short: "Offer a model server several times what it can do, through the gateway, a bare proxy and nginx", Args: exactly(0),
+		Example: "  headgate bench overload --out results\n  headgate bench overload --quick\n  headgate bench overload --only headgate,bare --surge 1m",
+		RunE: func(c *cobra.Command, _ []string) error {
+			exe, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			cfg.Headgate, cfg.Log = exe, c.ErrOrStderr()
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			report, err := overload.Run(c.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if out != "" {
+				if err := report.Write(out); err != nil {
+					return err
+				}
+			}
+			return report.WriteText(c.OutOrStdout())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", "", "folder for overload.csv, overload.txt and overload.svg")
+	f.StringVar(&cfg.Nginx, "nginx", "", `command of nginx (default: where it is found, else it is left out; "none" leaves it out)`)
+	f.StringSliceVar(&cfg.Only, "only", nil, "targets to measure: headgate, bare, nginx, nginx-max-conns (default all)")
+	f.IntVar(&cfg.Slots, "slots", 0, "slots of the model server (default 32)")
+	f.Float64SliceVar(&cfg.Loads, "loads", nil, "loads offered, in capacities, the surge last (default 0.8,1.2,2,5)")
+	f.DurationVar(&cfg.Each, "each", 0, "length of a phase (default 20s)")
+	f.DurationVar(&cfg.Surge, "surge", 0, "length of the surge through the gateway (default 5m)")
+	f.DurationVar(&cfg.PeerSurge, "peer-surge", 0, "length of the surge through the others (default 1m)")
+	f.DurationVar(&cfg.After, "after", 0, "how long recovery is watched (default 15s)")
+	f.BoolVar(&cfg.Quick, "quick", false, "a minute of it: whether it works, not how well")
 	return c
 }
 
