@@ -82,25 +82,17 @@ func (h *hand) Hold(ctx context.Context, backend string, cost int64, ask bool) (
 	}
 	h.w.inUse[backend] += cost
 	h.w.most[backend] = max(h.w.most[backend], h.w.inUse[backend])
-	for left := cost; left > 0; { // first out of the own hand, then of nobody's, then of others'
-		n := min(left, hands[h])
-		hands[h] -= n
-		left -= n
-		free := h.w.slots[backend] - h.w.inUse[backend]
-		for _, n := range hands {
-			free -= n
+	// First out of the own hand, then of nobody's, then of others'.
+	hands[h] -= min(cost, hands[h])
+	free = h.w.slots[backend] - h.w.inUse[backend]
+	for _, n := range hands {
+		free -= n
+	}
+	for other, n := range hands {
+		if take := min(n, -free); take > 0 {
+			hands[other] -= take
+			free += take
 		}
-		if free >= 0 {
-			break
-		}
-		for other, n := range hands {
-			if n > 0 && free < 0 {
-				take := min(n, -free)
-				hands[other] -= take
-				free += take
-			}
-		}
-		break
 	}
 	return &held{h, backend, cost, false}, true
 }
