@@ -238,3 +238,32 @@ func TestBudgetBoundsRetries(t *testing.T) {
 		}
 	})
 }
+
+func TestOneCrashCountsOnce(t *testing.T) {
+	v, now := vitals{state: Up}, second
+	gens := []uint32{v.begin(now), v.begin(now), v.begin(now), v.begin(now), v.begin(now)}
+	v.down(now) // by its dials or probes
+	for _, g := range gens {
+		v.end(now, g, failed)
+	}
+	if v.breaker.state != BreakerOpen || v.rest.times != 1 || v.breaker.until != now+int64(breakerPause) || v.downUntil != now {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestWhatIsOverIsForgotten(t *testing.T) {
+	v, now := vitals{state: Up}, second
+	for range maxSamples {
+		v.began(now, v.begin(now), 9*second)
+	}
+	v.weight = leastWeight
+	for range dfltFailures {
+		v.end(now, v.begin(now), failed)
+	}
+	now = v.breaker.until
+	v.settle(now)
+	v.began(now, v.begin(now), second)
+	if w, known := v.firstByte(now); known || v.typical() != second || v.latencyWeight() != 1 {
+		t.Errorf("after it came back: %v %v, typical %v, weight %v", w, known, v.typical(), v.latencyWeight())
+	}
+}

@@ -681,3 +681,201 @@ func TestConnectionIsKept(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// TestEjectedIsNotBlamedForTheMoved: what moves on because of an ejection is no failure.
+func TestEjectedIsNotBlamedForTheMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newActors(map[string]act{"a": after(forever, true), "b": after(100*time.Millisecond, true)})
+		p := newTestPool(t, Config{Transport: a.transport, Backends: []Backend{{Name: "a", URL: "http://a", Serves: []string{"m"}}, {Name: "b", URL: "http://b", Serves: []string{"m"}}}})
+		defer serve(t, p)()
+		synctest.Wait()
+		errs := make(chan error, 8)
+		for range cap(errs) {
+			s, err := p.Hold("a", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { defer s.Release(); errs <- stream(t.Context(), s) }()
+		}
+		for range 100 {
+			if _, err := one(t, p, "b"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		for range cap(errs) {
+			if err := <-errs; !errors.Is(err, ErrLost) || !Replayable(err) {
+				t.Error(err)
+			}
+		}
+		if st := status(t, p, "a"); !st.Ejected || st.Breaker != BreakerClosed || st.State != Up {
+			t.Errorf("%+v", st)
+		}
+		pass(ejectPause)
+		if st := status(t, p, "a"); st.Ejected || st.Share >= 1 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+func TestLostBeforeTheRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newActors(map[string]act{"a": after(forever, true)})
+		p := newTestPool(t, Config{Transport: a.transport, Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		s, err := p.Hold("a", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Release()
+		for range dfltFailures {
+			o, err := p.Hold("a", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Fail(errors.New("nonsense"))
+			o.Release()
+		}
+		began := time.Now()
+		if err := stream(t.Context(), s); !errors.Is(err, ErrLost) || time.Since(began) > 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
+
+func TestTrialKeepsOthersFromWaitingForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newActors(map[string]act{"a": resets})
+		p := newTestPool(t, Config{Transport: a.transport, Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		for range dfltFailures {
+			_, _ = one(t, p, "a")
+		}
+		pass(breakerPause)
+		changed := p.Changed()
+		s, err := p.Hold("a", nil)
+		if err != nil || !fired(changed) {
+			t.Fatalf("%v; others are told: %v", err, fired(changed))
+		}
+		defer s.Release()
+		a.tell("a", func(r *http.Request) (*http.Response, error) { sentWhole(r); return answer(r, 200, ""), nil })
+		if err := stream(t.Context(), s); err != nil { // an answer without a body is one, too
+			t.Fatal(err)
+		}
+		if st := status(t, p, "a"); st.Breaker != BreakerClosed {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// TestLongWaitBesideOthers: who waits long for an endpoint that serves others at the time
+// says nothing of it.
+func TestLongWaitBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newActors(map[string]act{"a": after(forever, false)})
+		p := newTestPool(t, Config{Transport: a.transport, Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		for range 2 * dfltFailures {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			s, err := p.Hold("a", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error)
+			go func() { done <- roundTrip(ctx, s) }()
+			pass(time.Second)
+			a.tell("a", after(time.Second, false))
+			if id, err := one(t, p, "a"); id != "a" || err != nil {
+				t.Fatal(err)
+			}
+			a.tell("a", after(forever, false))
+			if err := <-done; !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			s.Release()
+			cancel()
+		}
+		if st := status(t, p, "a"); st.Breaker != BreakerClosed || p.backends["a"].endpoints[0].v.breaker.row > 0 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// TestBusyWithOneStream: its health is late for as long as one answer flows.
+func TestBusyWithOneStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flowing := true
+		rt := roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.URL.Path == "/health" && flowing {
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}
+			sentWhole(r)
+			resp := answer(r, 200, "")
+			resp.Body = drip{}
+			return resp, nil
+		})
+		p := newTestPool(t, Config{Transport: func(Backend) http.RoundTripper { return rt }, HealthInterval: time.Second, Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		s, err := p.Hold("a", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Release()
+		req, _ := http.NewRequestWithContext(t.Context(), "POST", s.URL("/"), nil)
+		resp, err := s.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		defer serve(t, p)()
+		for range 60 {
+			if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if st := status(t, p, "a"); st.State != Up {
+				t.Fatalf("%+v", st)
+			}
+		}
+		flowing = false
+	})
+}
+
+// drip brings a byte a second.
+type drip struct{}
+
+func (drip) Read(p []byte) (int, error) { time.Sleep(time.Second); return copy(p, "."), nil }
+func (drip) Close() error               { return nil }
+
+// TestReturnWhileBusy: an endpoint that left the policy and came back while a request was
+// in flight is known for what it is.
+func TestReturnWhileBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newActors(map[string]act{"a": resets})
+		bs := []Backend{{Name: "a", URL: "http://a"}}
+		p := newTestPool(t, Config{Transport: a.transport, Backends: bs})
+		busy, err := p.Hold("a", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for round, want := range []time.Duration{breakerPause, 2 * breakerPause} {
+			for range dfltFailures {
+				_, _ = one(t, p, "a")
+			}
+			e := p.backends["a"].endpoints[0]
+			if got := time.Duration(e.v.breaker.until - p.now()); e.v.breaker.state != BreakerOpen || got != want || e.v.rest.times != round+1 {
+				t.Fatalf("round %d: %+v", round, e.v)
+			}
+			if err := p.Update(nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Update(bs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range dfltFailures - 1 {
+			_, _ = one(t, p, "a")
+		}
+		busy.Fail(errors.New("old news"))
+		if st := status(t, p, "a"); st.Breaker != BreakerClosed {
+			t.Errorf("what began before it left opened its breaker: %+v", st)
+		}
+		busy.Release()
+	})
+}

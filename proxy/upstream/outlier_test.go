@@ -3,6 +3,7 @@ package upstream
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -397,6 +398,96 @@ func TestJudgeKeepsHalfOfEachGroup(t *testing.T) {
 			if v.weight < leastWeight || v.weight > 1 {
 				t.Fatalf("endpoint %d weighs %v", i, v.weight)
 			}
+		}
+	})
+}
+
+// slowEndpoints have each brought first bytes after so many seconds.
+func slowEndpoints(now int64, seconds ...int64) (all []*vitals) {
+	for _, s := range seconds {
+		v := &vitals{state: Up}
+		for range maxSamples {
+			v.began(now, 0, s*second)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+func TestJudgeTakesItsTime(t *testing.T) {
+	now := 100 * second
+	all := slowEndpoints(now, 1, 6, 1)
+	for i := 1; i <= suspectLimit; i++ {
+		if out := judge(now, all, [][]int{{0, 1, 2}}); (len(out) == 1 && out[0] == 1) != (i == suspectLimit) {
+			t.Errorf("judgement %d ejected %v", i, out)
+		}
+	}
+	if all[1].weight > 0.34 || all[0].weight != 1 {
+		t.Errorf("weights %v %v", all[0].weight, all[1].weight)
+	}
+	all = slowEndpoints(now, 1, 6, 1)
+	judge(now, all, [][]int{{0, 1, 2}})
+	judge(now, all, [][]int{{0, 1, 2}})
+	judge(now+2*int64(freshFor), all, [][]int{{0, 1, 2}}) // what it was is not known to be any more
+	if out := judge(now, all, [][]int{{0, 1, 2}}); len(out) > 0 {
+		t.Errorf("not three in a row, yet %v", out)
+	}
+}
+
+func TestJudgeKeepsTheBetterHalf(t *testing.T) {
+	now := 100 * second
+	for _, c := range []struct {
+		seconds []int64
+		out     []int // already
+		groups  [][]int
+		want    string
+	}{
+		{[]int64{1, 1, 1, 50, 60}, nil, [][]int{{0, 1, 2, 3, 4}}, "[4 3]"},
+		{[]int64{1, 1, 50, 60}, []int{2}, [][]int{{0, 1, 2, 3}}, "[3]"},
+		{[]int64{1, 1, 50, 60, 70}, []int{2, 3}, [][]int{{0, 1, 2, 3, 4}}, "[]"},
+		{[]int64{1, 60, 70}, []int{2}, [][]int{{0, 1, 2}}, "[]"},
+		{[]int64{1, 60}, nil, [][]int{{0, 1}}, "[1]"},
+		{[]int64{1, 60, 1}, nil, [][]int{{0, 1}, {1, 2}}, "[1]"},
+		{[]int64{1, 60, 1}, nil, [][]int{{0, 1, 2}, {1}}, "[]"}, // the last one of another model
+	} {
+		all := slowEndpoints(now, c.seconds...)
+		for _, i := range c.out {
+			all[i].eject(now)
+		}
+		for _, v := range all {
+			v.suspect = suspectLimit - 1
+		}
+		if got := fmt.Sprint(judge(now, all, c.groups)); got != c.want {
+			t.Errorf("%v less %v: ejected %s, want %s", c.seconds, c.out, got, c.want)
+		}
+	}
+}
+
+func TestSilenceCountsWhileStreamsWait(t *testing.T) {
+	now := 100 * second
+	for _, c := range []struct {
+		waiting       int
+		oldest, heard int64 // seconds ago
+		want          int64 // seconds; 0: unknown
+	}{
+		{0, 90, 90, 0}, {1, 29, 90, 0}, {1, 30, 90, 30}, {1, 90, 29, 0}, {1, 90, 31, 31}, {3, 10, 90, 10}, {3, 9, 90, 0},
+		{6, 5, 90, 5}, {60, 4, 90, 0}, {60, 90, 1, 0}, // it works on others, and on them in turn
+	} {
+		v := vitals{waiting: c.waiting, oldest: now - c.oldest*second, heard: now - c.heard*second}
+		if got, known := v.firstByte(now); got != c.want*second || known != (c.want > 0) {
+			t.Errorf("%+v: %v", c, time.Duration(got))
+		}
+	}
+}
+
+func TestMedianOfOthers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.SliceOfN(rapid.IntRange(0, 9), 2, 9).Draw(t, "values")
+		slices.Sort(s)
+		i := rapid.IntRange(0, len(s)-1).Draw(t, "mine")
+		others := slices.Delete(slices.Clone(s), i, i+1)
+		if got, want := medianOfOthers(s, s[i]), others[(len(others)-1)/2]; got != want {
+			t.Fatalf("%d of %v without %d, want %d", got, s, s[i], want)
 		}
 	})
 }

@@ -247,6 +247,7 @@ func (p *Pool) addEndpointLocked(b *backend, id, host string) {
 		e = p.draining[i]
 		p.draining = slices.Delete(p.draining, i, i+1)
 		v.rest, v.breaker.gen = e.v.rest, e.v.breaker.gen+1
+		v.rest.back(p.now())
 	}
 	e.b, e.gone, e.v, e.lastError = b, false, v, ""
 	e.v.drained = p.drainedLocked(e)

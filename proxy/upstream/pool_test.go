@@ -247,7 +247,7 @@ func TestConcurrentAcquireKeepsTheBound(t *testing.T) {
 					t.Errorf("%d slots out of %d", n, slots)
 				}
 				out.Add(-1)
-				go s.Release()
+				wg.Go(s.Release)
 				s.Release()
 			}
 		})
