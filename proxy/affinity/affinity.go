@@ -40,6 +40,9 @@ type Query struct {
 	Chain []uint64
 	// Tokens is how long the prompt is: what there is to lose.
 	Tokens int64
+	// Told says that Placed tells this router of all requests, since it is the only one, or since the others' are told it, too.
+	// Only then does it go by where a conversation went before, and puts others where there is less to do.
+	Told bool
 }
 
 // Session makes Query.Session of a prompt_cache_key, 0 of "". seed keeps apart whose caches are apart: by the model
@@ -56,8 +59,8 @@ func Session(seed uint64, key string) uint64 {
 // An endpoint is preferred for what it may have in its cache only while its load is within a bound: a multiple of the mean.
 // The longer a prompt, the more is lost elsewhere, and the looser the bound.
 type Config struct {
-	Least  float64 // the bound of the shortest prompt; 0: DefaultLeast; below 1: 1; +Inf: whatever the load
-	Most   float64 // that of the longest, and of every prompt where the conversation went before; 0: DefaultMost; below Least: Least
+	Least  float64 // the bound of the shortest prompt, and of each whose conversation is new to a router that is told of all; 0: DefaultLeast; below 1: 1; +Inf: whatever the load
+	Most   float64 // that of the longest, and of each where its conversation went before; 0: DefaultMost; below Least: Least
 	Tokens int64   // by how many tokens the bound grows by one mean; at most 0: DefaultTokens
 	Memory int     // how many ends of prompts are remembered, of 16 bytes each, rounded up to a power of two; 0: DefaultMemory; negative: none
 }
@@ -123,7 +126,10 @@ func (r *Router) Order(order []int, q *Query, cs []Candidate) []int {
 func (r *Router) rank(ranks []rank, q *Query, cs []Candidate) {
 	key := cmp.Or(q.Session, q.Root)
 	blind := key == 0 && len(q.Chain) == 0
-	bound := min(r.least+max(float64(q.Tokens), 0)/r.tokens, r.most)
+	bound := r.least
+	if !q.Told {
+		bound = min(bound+max(float64(q.Tokens), 0)/r.tokens, r.most)
+	}
 	f := survey(cs)
 	var ids [MaxCandidates]uint64
 	for i := range cs {
@@ -150,8 +156,11 @@ func (r *Router) rank(ranks []rank, q *Query, cs []Candidate) {
 	}
 }
 
-// recall finds the candidate to which the longest beginning of the prompt went, -1 where none did.
+// recall finds the candidate to which the longest beginning of the prompt went, -1 where that is not known.
 func (r *Router) recall(ids []uint64, q *Query) int {
+	if !q.Told {
+		return -1
+	}
 	for _, hash := range slices.Backward(q.Chain) {
 		place, ok := r.memory.get(hash)
 		if !ok {

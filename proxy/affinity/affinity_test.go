@@ -58,6 +58,7 @@ func TestOrder(t *testing.T) {
 		{"home is above the bound", Query{Root: 1}, with(first, 12), []int{second, third, of(3), first}},
 		{"a long prompt lets it be", Query{Root: 1, Tokens: 8192}, with(first, 12), []int{first, second, third, of(3)}},
 		{"but not for ever", Query{Root: 1, Tokens: math.MaxInt64}, with(first, 40), []int{second, third, of(3), first}},
+		{"what is new to who knows of all goes by the least bound", Query{Root: 1, Tokens: 8192, Told: true}, with(first, 12), []int{second, third, of(3), first}},
 		{"a session goes before the root", Query{Root: 2, Session: 1}, loads(10, 10, 10, 10), []int{first, second, third, of(3)}},
 	} {
 		if got := New(Config{}).Order(nil, &c.q, c.cs); !slices.Equal(got, c.want) {
@@ -77,7 +78,7 @@ func TestOverflow(t *testing.T) {
 		cs[i].Load, cs[i].Overflow = 31, i < 2
 	}
 	cs[0].Load, cs[1].Load = 0, 1
-	q := Query{Root: 1, Chain: []uint64{1}}
+	q := Query{Root: 1, Chain: []uint64{1}, Told: true}
 	r.Placed(&q, cs[1].ID)
 	for _, q := range []Query{{}, q, {Root: 5}} {
 		if got := r.Order(nil, &q, cs); got[0] < 2 || got[1] < 2 {
@@ -99,7 +100,7 @@ func TestRemembers(t *testing.T) {
 	away := home[3]
 	r := New(Config{})
 	r.Placed(&Query{Root: 1, Chain: []uint64{1}}, cs[away].ID)
-	next := &Query{Root: 1, Chain: []uint64{1, 2, 3}}
+	next := &Query{Root: 1, Chain: []uint64{1, 2, 3}, Told: true}
 	if got := r.Order(nil, next, cs); got[0] != away || !slices.Equal(got[1:], home[:3]) {
 		t.Errorf("%v, home %v", got, home)
 	}
@@ -108,23 +109,26 @@ func TestRemembers(t *testing.T) {
 		t.Errorf("within twice the mean: %v", got)
 	}
 	cs[away].Load = 40
-	if got := r.Order(nil, next, cs); !slices.Equal(got, home) {
+	if got := r.Order(nil, next, cs); got[0] != home[0] || got[3] != away {
 		t.Errorf("above twice the mean: %v, not %v", got, home)
 	}
 	cs[away].Load = 10
 	r.Placed(next, cs[home[2]].ID)
-	if got := r.Order(nil, &Query{Root: 1, Chain: []uint64{1, 2, 3, 4}}, cs); got[0] != home[2] {
+	if got := r.Order(nil, &Query{Root: 1, Chain: []uint64{1, 2, 3, 4}, Told: true}, cs); got[0] != home[2] {
 		t.Errorf("the longer beginning went to %d: %v", home[2], got)
 	}
-	if got := r.Order(nil, &Query{Root: 1, Chain: []uint64{1, 9}}, cs); got[0] != away {
+	if got := r.Order(nil, &Query{Root: 1, Chain: []uint64{1, 9}, Told: true}, cs); got[0] != away {
 		t.Errorf("the shorter one to %d: %v", away, got)
 	}
 	if got := r.Order(nil, next, slices.Delete(slices.Clone(cs), home[2], home[2]+1)); len(got) != 3 {
 		t.Errorf("without it: %v", got)
 	}
+	if got := r.Order(nil, &Query{Root: 1, Chain: []uint64{1, 2, 3}}, cs); !slices.Equal(got, home) {
+		t.Errorf("who does not know of all goes by what all know: %v, not %v", got, home)
+	}
 	none := New(Config{Memory: -1})
 	none.Placed(&Query{Chain: []uint64{1}}, cs[away].ID)
-	if got := none.Order(nil, &Query{Root: 1, Chain: []uint64{1}}, cs); !slices.Equal(got, home) {
+	if got := none.Order(nil, &Query{Root: 1, Chain: []uint64{1}, Told: true}, cs); !slices.Equal(got, home) {
 		t.Errorf("without memory: %v", got)
 	}
 }
@@ -273,15 +277,17 @@ func TestSizes(t *testing.T) {
 
 // TestBoundHolds: requests that all begin alike are spread, so that none has more in flight than the bound.
 func TestBoundHolds(t *testing.T) {
-	cs := fleetOf(5)
-	r := New(Config{})
-	for n := range int64(500) {
-		q := &Query{Root: 1, Chain: []uint64{1}, Tokens: n * 100}
-		on := r.Order(nil, q, cs)[0]
-		cs[on].Load++
-		r.Placed(q, cs[on].ID)
-		if most := math.Ceil(2 * float64(n+1) / 5); float64(cs[on].Load) > most {
-			t.Fatalf("%d of %d in flight are on one", cs[on].Load, n+1)
+	for _, told := range []bool{false, true} {
+		cs := fleetOf(5)
+		r := New(Config{})
+		for n := range int64(500) {
+			q := &Query{Root: 1, Chain: []uint64{1}, Tokens: n * 100, Told: told}
+			on := r.Order(nil, q, cs)[0]
+			cs[on].Load++
+			r.Placed(q, cs[on].ID)
+			if most := math.Ceil(2 * float64(n+1) / 5); float64(cs[on].Load) > most {
+				t.Fatalf("told %t: %d of %d in flight are on one", told, cs[on].Load, n+1)
+			}
 		}
 	}
 }
@@ -301,7 +307,7 @@ func TestManyCandidates(t *testing.T) {
 }
 
 func TestSession(t *testing.T) {
-	if Session(1, "") != 0 || Session(1, "a") == 0 || Session(1, "a") != Session(1, "a") {
+	if Session(1, "") != 0 || Session(1, "a") == 0 || Session(1, string([]byte{'a'})) != Session(1, "a") {
 		t.Error("a key has one hash, none has 0")
 	}
 	if Session(1, "a") == Session(2, "a") || Session(1, "a") == Session(1, "b") {
@@ -317,7 +323,7 @@ func TestAtOnce(t *testing.T) {
 	for g := range uint64(4) {
 		crew.Go(func() {
 			for i := range uint64(2000) {
-				q := &Query{Root: i%16 + 1, Chain: []uint64{i%16 + 1, i%7 + g + 1}}
+				q := &Query{Root: i%16 + 1, Chain: []uint64{i%16 + 1, i%7 + g + 1}, Told: true}
 				order := r.Order(nil, q, cs)
 				if len(order) != 3 || order[0] == order[1] || order[1] == order[2] || order[0] == order[2] {
 					t.Errorf("%v", order)
@@ -332,7 +338,7 @@ func TestAtOnce(t *testing.T) {
 
 // hot is a request of a conversation of ten turns.
 func hot() *Query {
-	q := &Query{Root: 1, Tokens: 5000}
+	q := &Query{Root: 1, Tokens: 5000, Told: true}
 	for i := range uint64(10) {
 		q.Chain = append(q.Chain, mix(i))
 	}
