@@ -37,7 +37,8 @@ type backend struct {
 	dirty       bool
 	at          int64 // until when the sums below are
 	decayed     int64
-	busy        float64 // ∫ slots in use dt, decayed: slot-nanoseconds
+	recent      float64 // ∫ slots in use dt since decayed: slot-nanoseconds
+	busy        float64 // the same before that, decayed
 	window      float64 // ∫ dt, decayed likewise
 	departures  float64
 	dropped     float64
@@ -54,7 +55,7 @@ type backend struct {
 
 const (
 	rateWindow     = 10 * time.Second // time constant of what is measured of a backend
-	decayEvery     = int64(50 * time.Millisecond)
+	decayEvery     = float64(50 * time.Millisecond)
 	pressureWindow = time.Second
 	refusedFor     = int64(time.Second)
 	contendedFor   = int64(100 * time.Millisecond)
@@ -89,16 +90,16 @@ func (b *backend) accrue(now int64) {
 		return
 	}
 	b.at = now
-	b.busy += float64(b.used-b.nobody) * dt
-	b.window += dt
+	b.recent += float64(b.used-b.nobody) * dt
 	b.taken += float64(b.load) * dt
-	if d := now - b.decayed; d >= decayEvery {
-		f := math.Exp(-float64(d) / float64(rateWindow))
-		b.busy *= f
-		b.window *= f
+	if d := float64(now - b.decayed); d >= decayEvery {
+		f := math.Exp(-d / float64(rateWindow))
+		kept := (1 - f) * float64(rateWindow) / d // of what was even over that time
+		b.busy = b.busy*f + b.recent*kept
+		b.window = b.window*f + d*kept
 		b.departures *= f
 		b.dropped *= f
-		b.decayed = now
+		b.recent, b.decayed = 0, now
 	}
 }
 
@@ -121,7 +122,7 @@ func (b *backend) warm() bool {
 // stall, and a stall does.
 func (b *backend) meanSlotTime() float64 {
 	flying := float64(b.capacity())
-	return (b.busy + flying*b.slotTime) / (b.departures + flying)
+	return (b.busy + b.recent + flying*b.slotTime) / (b.departures + flying)
 }
 
 // rate is what the backend serves with all its slots, in requests a second; 0 is unknown.

@@ -191,7 +191,12 @@ func (m *model) evicted(r *rapid.T, t *modelTicket) {
 	if n == nil || t == n || t.grant != nil {
 		r.Fatalf("evicted for nobody")
 	}
-	var size, count [2]int64
+	var size [2]int64
+	var count [2]int // at the newcomer's backend where they are most; of its own those that cannot be passed over
+	at := map[string]*[2]int{}
+	for _, id := range n.places {
+		at[id] = &[2]int{}
+	}
 	var load [2]float64
 	for _, o := range m.tickets {
 		if o == n || o.grant != nil {
@@ -203,7 +208,12 @@ func (m *model) evicted(r *rapid.T, t *modelTicket) {
 			}
 			load[i]++
 			if o.Tenant == k.Tenant {
-				count[i]++
+				for _, id := range o.places {
+					if k := at[id]; k != nil && (i == 0 || o.costs[id] == 1 && !o.missed[id]) {
+						k[i]++
+						count[i] = max(count[i], k[i])
+					}
+				}
 				size[i] += o.Bytes + ticketSize
 			}
 		}

@@ -17,6 +17,7 @@ type line struct {
 	marks   [2]mark // the older one first
 	owed    float64 // charged for grants whose Done has not come
 	owedFor int64   // their cost
+	ratio   float64 // of what its requests take to what is expected
 }
 
 // mark is where a line's virtual time was.
@@ -321,12 +322,13 @@ func (s *Scheduler) bill(t *ticket, b *backend) {
 	_, least := l.order.first() // not c's: it may go before its turn, by age
 	b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, least)
 	l.served++
-	t.charge, t.epoch = b.charge(t.work, t.cost)*c.ratio, b.epoch
-	l.owed += t.charge
+	usual := b.charge(t.work, t.cost)
+	t.charge, t.classCharge, t.epoch = usual*c.ratio, usual*l.ratio, b.epoch
+	l.owed += t.classCharge
 	l.owedFor += t.cost
 	c.owed += t.charge
 	c.owedFor += t.cost
-	s.correct(b, t.class, t.charge, t.charge)
+	s.correct(b, t.class, t.classCharge, t.classCharge)
 	s.correctClaim(b, c, t.charge, t.charge)
 }
 
@@ -336,8 +338,8 @@ func (s *Scheduler) refund(t *ticket, b *backend) {
 		return
 	}
 	l := &b.classes[t.class]
-	l.owed, l.owedFor = settled(l.owed, l.owedFor, t.charge, t.cost)
-	s.correct(b, t.class, -t.charge, 0)
+	l.owed, l.owedFor = settled(l.owed, l.owedFor, t.classCharge, t.cost)
+	s.correct(b, t.class, -t.classCharge, 0)
 	if c := s.findClaim(t.tenant, t.class, b); c != nil {
 		c.owed, c.owedFor = settled(c.owed, c.owedFor, t.charge, t.cost)
 		s.correctClaim(b, c, -t.charge, 0)
@@ -361,15 +363,22 @@ func (s *Scheduler) redeem(b *backend, class Class, tenant string, cost, held in
 	l := &b.classes[class]
 	pay := owes(l.owed, l.owedFor, cost)
 	l.owed, l.owedFor = settled(l.owed, l.owedFor, pay, cost)
-	s.correct(b, class, took-pay, b.slotTime)
+	s.correct(b, class, took-pay, pay)
+	l.ratio = learned(l.ratio, took, pay, 64)
 	if c := s.findClaim(tenant, class, b); c != nil {
 		pay = owes(c.owed, c.owedFor, cost)
 		c.owed, c.owedFor = settled(c.owed, c.owedFor, pay, cost)
 		s.correctClaim(b, c, took-pay, pay)
-		if pay > 0 {
-			c.ratio = min(8, max(1.0/8, c.ratio+(c.ratio*took/pay-c.ratio)/8))
-		}
+		c.ratio = learned(c.ratio, took, pay, 16)
 	}
+}
+
+// learned is a ratio after a request took so much where so much was paid, averaged over about so many.
+func learned(ratio, took, paid, over float64) float64 {
+	if paid <= 0 {
+		return ratio
+	}
+	return min(32, max(1.0/32, ratio*(1+(min(8, took/paid)-1)/over)))
 }
 
 // owes is the part of cost in what is owed.

@@ -172,7 +172,7 @@ func (s *Scheduler) backendOf(id string) *backend {
 	s.seq++
 	b := &backend{id: id, seq: s.seq, slots: 1, limit: -1, at: s.now, decayed: s.now, lookedAt: s.now, epoch: 1}
 	for c := range b.classes {
-		b.classes[c].ages.which = 1
+		b.classes[c].ages.which, b.classes[c].ratio = 1, 1
 		b.classes[c].order.at = func(c *claim) *int { return &c.inOrder }
 		b.classes[c].biggest.at = func(c *claim) *int { return &c.inSize }
 	}

@@ -27,10 +27,11 @@ type ticket struct {
 	nodePrev, nodeNext *ticket
 	due                int // in Scheduler.due
 
-	granted *place
-	cost    int64   // of the grant
-	charge  float64 // what class and tenant were charged for the grant, in slot-nanoseconds
-	epoch   uint64  // of the backend then; 0: nothing was charged
+	granted     *place
+	cost        int64   // of the grant
+	charge      float64 // what its tenant was charged for the grant, in slot-nanoseconds
+	classCharge float64
+	epoch       uint64 // of the backend then; 0: nothing was charged
 
 	saving *backend // saves room up for it
 	saves  uint8    // how often one did
