@@ -470,8 +470,16 @@ func TestSilenceCountsWhileStreamsWait(t *testing.T) {
 		oldest, heard int64 // seconds ago
 		want          int64 // seconds; 0: unknown
 	}{
-		{0, 90, 90, 0}, {1, 29, 90, 0}, {1, 30, 90, 30}, {1, 90, 29, 0}, {1, 90, 31, 31}, {3, 10, 90, 10}, {3, 9, 90, 0},
-		{6, 5, 90, 5}, {60, 4, 90, 0}, {60, 90, 1, 0}, // it works on others, and on them in turn
+		{0, 90, 90, 0},
+		{1, 29, 90, 0},
+		{1, 30, 90, 30},
+		{1, 90, 29, 0},
+		{1, 90, 31, 31},
+		{3, 10, 90, 10},
+		{3, 9, 90, 0},
+		{6, 5, 90, 5},
+		{60, 4, 90, 0},
+		{60, 90, 1, 0}, // it works on others, and on them in turn
 	} {
 		v := vitals{waiting: c.waiting, oldest: now - c.oldest*second, heard: now - c.heard*second}
 		if got, known := v.firstByte(now); got != c.want*second || known != (c.want > 0) {
