@@ -267,7 +267,6 @@ func TestLittle(t *testing.T) {
 		for range 100 {
 			d.join("t", Interactive, 1, time.Minute, "a")
 		}
-		d.out.Grants = d.out.Grants[:len(d.out.Grants):len(d.out.Grants)]
 		d.out.Drops = d.out.Drops[:0]
 		return d.s.Waiting()
 	}

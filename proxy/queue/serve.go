@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"slices"
 	"time"
 )
 
@@ -116,8 +117,8 @@ func (s *Scheduler) unparkAll(b *backend) {
 
 // rouse does what is due at a backend.
 func (s *Scheduler) rouse(b *backend) {
-	for i := len(b.parked) - 1; i >= 0; i-- {
-		if p := b.parked[i]; p.until <= s.now {
+	for _, p := range slices.Backward(b.parked) { // unpark moves the last into its place, which was seen
+		if p.until <= s.now {
 			b.unpark(p)
 			s.link(p)
 		}

@@ -20,7 +20,10 @@ func TestOverload(t *testing.T) {
 				if w.rng.IntN(2) == 0 {
 					order[0], order[1] = order[1], order[0]
 				}
-				w.ask(class, tenant, 1, 1000, takes, patience, order...)
+				r := w.ask(class, tenant, 1, 1000, takes, patience, order...)
+				if w.rng.IntN(10) == 0 { // some do not wait for their answer
+					w.after(w.rng.Int64N(int64(2*time.Second)), func() { w.leave(r) })
+				}
 			}
 		}
 		w.arrivals(200, until, ask(Interactive, "i", 40, 10*time.Second))
