@@ -13,8 +13,9 @@ const (
 
 	span = 5 * time.Minute // the floor is the least of this span and the one before
 
-	fruitless = 0.55 // of the limit: where so much was cut and slowness has not
-	lessened  = 0.8  // to this, it is the work's or the machine's, not the crowd's
+	half     = 0.55 // of the limit: where so much was cut, and slowness has not lessened
+	lessened = 0.8  // to this, it is not the crowd's
+	rise     = 2.0  // times the floor: what it may be higher then, the first time
 )
 
 // firstBytes follows how long the first byte takes (ns), beside its floor: how long it takes at best.
@@ -27,8 +28,10 @@ type firstBytes struct {
 	least [2]float64 // of smooth: in this span, and in the one before; 0: not known
 	until int64      // this span's end
 
-	// While cuts for slowness follow one another: the limit before them, and the slowest since. 0: none.
+	// While cuts for slowness follow one another: the limit before the last halving, the slowest since, and how many
+	// halvings were in vain. before is 0 where the last answers were not slow.
 	before, worst float64
+	inVain        int
 }
 
 // add takes n answers whose first bytes took sum together.
@@ -70,24 +73,30 @@ func (f *firstBytes) high() bool { return f.smooth > highness*f.floor()+slack }
 // restart forgets how slow it was, not how fast it can be.
 func (f *firstBytes) restart() { f.n, f.seen = 0, 0 }
 
-// cut is told of every cut, with the limit before it. A backend that stays as slow with half of the crowd is not slow for the
-// crowd: other work came, or the machine is slower. Then this is its floor; cutting on would only idle it.
-func (f *firstBytes) cut(limit float64) {
+// cut is told of every cut, with the limit before it; idle: the backend itself says that nothing waits there. One that stays as
+// slow with half of the crowd is not slow for the crowd: other work came, or the machine is slower. Then the floor rises, since
+// cutting on would only idle it: at once where nothing waits, else to twice, in case a queue was only not yet gone, and after
+// another halving all the way.
+func (f *firstBytes) cut(limit float64, idle bool) {
 	if _, slow := f.slow(); !slow {
 		return
 	}
 	switch {
-	case f.before != 0 && limit > fruitless*f.before:
+	case f.before != 0 && limit > half*f.before:
 	case f.before != 0 && f.quick > lessened*f.worst:
-		f.least, f.before = [2]float64{f.quick, f.quick}, 0
+		risen := f.quick
+		if f.inVain++; f.inVain < 2 && !idle {
+			risen = min(f.quick, f.floor()*rise)
+		}
+		f.least, f.before = [2]float64{risen, risen}, limit
 	default:
-		f.before, f.worst = limit, f.quick
+		f.before, f.worst, f.inVain = limit, f.quick, 0
 	}
 }
 
 // turn ends an interval.
 func (f *firstBytes) turn(now int64) {
-	if f.n > 0 {
+	if f.n > 0 && f.seen >= few {
 		f.worst = max(f.worst, f.quick)
 		if _, slow := f.slow(); !slow {
 			f.before = 0

@@ -9,6 +9,7 @@ import (
 const (
 	interval     = time.Second      // the least time between two moves
 	longestPause = 30 * time.Second // what a cut waits for at most, before the next for slowness
+	longestHold  = 30 * time.Second // after a cut, in which slow answers that are not slow enough for another keep it from growing
 
 	startShare  = 0.125 // of the slots: where one that has metrics begins
 	startLeast  = 4     // where one that has none begins, and the least that the other does
@@ -203,7 +204,7 @@ func (l *learner) mayGrow(now int64, use float64) bool {
 	serves := l.since.ended+l.since.begun > 0 && l.since.failed*failing <= l.since.ended
 	known := l.word.known() || l.first.floor() > 0 // unknown is not idle
 	answered := now-l.grewAt >= int64(l.first.smooth)
-	return asked && serves && known && answered && l.cut != begun && now >= l.pausedTo && !l.word.high() && !l.first.high()
+	return asked && serves && known && answered && l.cut != begun && now >= l.pausedTo && !l.word.high() && (!l.first.high() || now-l.cutAt >= int64(longestHold))
 }
 
 func (l *learner) grow(now int64) {
@@ -216,7 +217,7 @@ func (l *learner) grow(now int64) {
 }
 
 func (l *learner) fall(now int64, share float64) {
-	l.first.cut(l.limit)
+	l.first.cut(l.limit, l.word.clear())
 	l.limit = l.within(l.limit * share)
 	l.cutAt, l.cut, l.everCut, l.untouched = now, begun, true, false
 }

@@ -44,6 +44,7 @@ func simulations() [][]phase {
 		{with(func(p *phase) { p.name, p.kv = "batch", 400_000 })},
 		{with(func(p *phase) { p.name, p.kv, p.swing = "little memory", 30_000, .25 })},
 		{with(func(p *phase) { p.name, p.kv, p.seqs = "24 at once", 400_000, 24 })},
+		{with(func(p *phase) { p.name, p.seqs, p.want, p.swing = "4 at once", 4, .9, .3 })},
 		{long},
 		{chat, long, chat},
 		{chat, slow, chat},
@@ -145,6 +146,53 @@ func TestSimulation(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestHours: under a demand that never lets up the limit does not creep, which it would if its floor did.
+func TestHours(t *testing.T) {
+	asked := load{prompt: 600, output: 200, rate: always}
+	for _, metrics := range []bool{true, false} {
+		w := newWorld(newEngine(), learnt{newLearner(settings{simSlots, 1, metrics})}, 1, metrics)
+		w.run(asked, 10*time.Minute)
+		w.mark()
+		w.run(asked, 20*time.Minute)
+		before, _, _ := w.swing()
+		good := w.goodput()
+		w.run(asked, time.Hour)
+		w.mark()
+		w.run(asked, 20*time.Minute)
+		if after, _, _ := w.swing(); after < .85*before || after > 1.15*before || w.goodput() < .95*good {
+			t.Errorf("metrics %v: limit %.0f, %.0f tokens/s; an hour later %.0f, %.0f tokens/s", metrics, before, good, after, w.goodput())
+		}
+	}
+}
+
+// TestSlowForLong: a backend that is ten times slower for ten minutes is not idled for that, since fewer requests make it no faster.
+func TestSlowForLong(t *testing.T) {
+	const seeds = 8
+	asked := load{prompt: 2000, output: 200, rate: always}
+	tokens := func(control func() control, metrics bool) (all float64) {
+		for seed := range uint64(seeds) {
+			w := newWorld(newEngine(), control(), seed, metrics)
+			w.run(asked, 3*time.Minute)
+			w.e.slow = 10
+			w.run(asked, 3*time.Minute)
+			w.mark()
+			w.run(asked, 7*time.Minute)
+			all += float64(w.all) / seeds
+		}
+		return all
+	}
+	most := tokens(func() control { return fixed(24) }, false)
+	for _, c := range []struct {
+		metrics bool
+		want    float64
+	}{{true, .4}, {false, .3}} {
+		got := tokens(func() control { return learnt{newLearner(settings{simSlots, 1, c.metrics})} }, c.metrics)
+		if t.Logf("metrics %v: %.2f of what 24 slots yield", c.metrics, got/most); got < c.want*most {
+			t.Errorf("metrics %v: %.2f of what 24 slots yield, want %.2f", c.metrics, got/most, c.want)
+		}
 	}
 }
 

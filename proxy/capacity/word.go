@@ -66,6 +66,9 @@ func (w *word) full(since int64) (share float64, full bool) {
 
 func (w *word) high() bool { return w.crowd > 0 || w.last.KVUsage >= kvHigh }
 
+// clear: vLLM says that nothing of it is full. Then what is slow is not waiting in it.
+func (w *word) clear() bool { return w.last.HasWaiting && w.last.HasKV && !w.high() }
+
 func (w *word) turn() { w.preempted = false }
 
 // resume goes on after a pause in which nothing was read.
