@@ -8,6 +8,7 @@
 //   - [ParseUsage] gives every usage shape one meaning.
 //   - [Assembler] makes one JSON answer of a stream, [Replay] a stream of one, and [Inspect]
 //     says what an answer is: whole, cut off, refused, a call of tools.
+//   - [Request.Prefix] says how the prompt begins, in hashes, for whoever looks for a server that has seen it.
 //   - [SplitInputs], [SplitEmbeddings] and [JoinEmbeddings] take embeddings apart, one an input.
 //
 // # How a body is read
