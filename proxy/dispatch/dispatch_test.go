@@ -192,6 +192,107 @@ func TestMisses(t *testing.T) {
 	})
 }
 
+// TestNobodyIsServedAfterItsPatience, also where that ends while the lease is asked for: the slot goes back.
+func TestNobodyIsServedAfterItsPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, backends(1, "a"))
+		w.settles()
+		for _, n := range w.nodes {
+			n.hand.slow.Store(int64(200 * time.Millisecond))
+			x := ticket("a")
+			x.Patience = 100 * time.Millisecond
+			_, err := n.Acquire(context.Background(), x)
+			var dropped *dispatch.Dropped
+			if !errors.As(err, &dropped) || dropped.Reason != queue.Expired {
+				t.Errorf("%v", err)
+			}
+			n.hand.slow.Store(0)
+			w.idle()
+			g, err := n.Acquire(context.Background(), ticket("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.Release()
+		}
+	})
+}
+
+// TestMissesOfAnotherQueue: a try that fails when the queue that granted it has moved, or given the ticket up, joins the
+// queue that there is.
+func TestMissesOfAnotherQueue(t *testing.T) {
+	for _, slow := range []time.Duration{400 * time.Millisecond, queue.GrantTimeout + time.Second} {
+		for _, to := range []int{1, 0} {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 2, backends(1, "a"))
+				w.settles()
+				n := w.nodes[1]
+				n.hand.slow.Store(int64(slow))
+				n.hand.none.Store(true)
+				began := time.Now()
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					g, err := n.Acquire(context.Background(), ticket("a"))
+					if err != nil {
+						t.Errorf("%v", err)
+						return
+					}
+					if took := time.Since(began); took > slow+time.Second {
+						t.Errorf("it took %v", took)
+					}
+					g.Release()
+				})
+				time.Sleep(50 * time.Millisecond)
+				w.schedules(w.nodes[to])
+				time.Sleep(slow - 60*time.Millisecond)
+				n.hand.slow.Store(0)
+				time.Sleep(20 * time.Millisecond) // it has failed
+				n.hand.none.Store(false)
+				wg.Wait()
+				w.idle()
+			})
+		}
+	}
+}
+
+// TestContendedIsToldAtOnce: where somebody waits, whoever has free slots in hand gives them back within milliseconds, and takes
+// no more of them past those who wait.
+func TestContendedIsToldAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3, backends(2, "a"))
+		w.settles()
+		n := w.nodes[1]
+		g, err := n.Acquire(context.Background(), ticket("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Release() // into its hand
+		time.Sleep(2 * time.Second)
+		yields := n.hand.yields.Load()
+		x := ticket("a")
+		x.Places[0].Cost = 2
+		first, err := w.nodes[0].Acquire(context.Background(), x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			g, err := w.nodes[2].Acquire(context.Background(), ticket("a"))
+			if err != nil {
+				t.Errorf("%v", err)
+				return
+			}
+			g.Release()
+		})
+		time.Sleep(10 * time.Millisecond)
+		if b := n.State().Backends["a"]; !b.Contended || n.hand.yields.Load() == yields {
+			t.Errorf("%+v, %d yields", b, n.hand.yields.Load()-yields)
+		}
+		first.Release()
+		wg.Wait()
+		w.idle()
+	})
+}
+
 // TestSchedulerDies: its tickets wait where they are, in their order, go to the next, and no slot is given twice.
 func TestSchedulerDies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -297,6 +398,21 @@ func TestAlone(t *testing.T) {
 		g, err := n.Acquire(context.Background(), ticket("a"))
 		if err != nil {
 			t.Fatal(err)
+		}
+		g.Release()
+		w.idle()
+		// One that was alone and is to schedule goes by leases again.
+		w.net.Cut("n2", "n1", "n3")
+		time.Sleep(15 * time.Second)
+		if !n.State().Alone {
+			t.Error("it is not alone")
+		}
+		w.net.Heal()
+		w.schedules(n)
+		w.settles()
+		asks := n.hand.asks.Load()
+		if g, err = n.Acquire(context.Background(), ticket("a")); err != nil || n.State().Alone || n.hand.asks.Load() == asks && g.Queued > 0 {
+			t.Errorf("%v, %+v", err, n.State())
 		}
 		g.Release()
 		w.idle()

@@ -45,6 +45,10 @@ type hand struct {
 	node *node
 	asks atomic.Int64
 	gone atomic.Bool
+	slow atomic.Int64 // how long an ask takes, whatever becomes of its context; 0: a millisecond
+	none atomic.Bool  // what is asked for is not to be had
+
+	yields atomic.Int64
 }
 
 func newTruth() *truth {
@@ -55,9 +59,16 @@ func newTruth() *truth {
 func (h *hand) Hold(ctx context.Context, backend string, cost int64, ask bool) (dispatch.Held, bool) {
 	if ask {
 		h.asks.Add(1)
+		if slow := h.slow.Load(); slow > 0 {
+			time.Sleep(time.Duration(slow))
+			ctx = context.Background()
+		}
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
+			return nil, false
+		}
+		if h.none.Load() {
 			return nil, false
 		}
 	}
@@ -99,6 +110,7 @@ func (h *hand) Hold(ctx context.Context, backend string, cost int64, ask bool) (
 
 // Yield see dispatch.Slots.
 func (h *hand) Yield(backend string) {
+	h.yields.Add(1)
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	if hands := h.w.hands[backend]; hands != nil {
