@@ -74,19 +74,19 @@ func (s Sticky) String() string {
 	return [...]string{"user", "key", "request"}[s]
 }
 
-// Range is a condition on tokens: more than Above and fewer than Below. 0 is no bound.
-type Range struct{ Below, Above int64 }
+// Range is a condition on tokens: more than Above and fewer than Below. nil is no bound.
+type Range struct{ Below, Above *int64 }
 
 // Header is a condition on a header of the request: it has exactly this value.
 type Header struct{ Name, Value string }
 
-// Match is what a rule asks for; all of it must hold. An empty list, a zero range and a zero BelowTier hold always.
+// Match is what a rule asks for; all of it must hold. An empty list, a zero range and a nil BelowTier hold always.
 type Match struct {
 	Models    []string // as the request named them, or what their aliases stand for: as the caller asks
 	Surfaces  []string
 	Tenants   []string
 	Classes   []Class
-	BelowTier int // the plan's tier is lower
+	BelowTier *int // the plan's tier is lower
 	Input     Range
 	Output    Range // a request without a cap: the model's default
 	Headers   []Header
@@ -95,7 +95,7 @@ type Match struct {
 // Arm is a model that a rule sends requests to.
 type Arm struct {
 	Model   string
-	Weight  int64 // beside the others'; 0 gets nothing; where all are 0, all are equal
+	Weight  int64 // beside the others'; 0 gets nothing; where all are 0, they are equal
 	Context int64 // tokens that the model can hold; 0: not known, so that it can hold all
 }
 
@@ -229,7 +229,7 @@ func (r *rule) matches(q *Query) bool {
 	if !listed(m.Models, q.Model) || !listed(m.Surfaces, q.Surface) || !listed(m.Tenants, q.Tenant) || !listed(m.Classes, q.Class) {
 		return false
 	}
-	if m.BelowTier != 0 && q.Tier >= m.BelowTier || !m.Input.holds(q.Input) || !m.Output.holds(q.Output) {
+	if m.BelowTier != nil && q.Tier >= *m.BelowTier || !m.Input.holds(q.Input) || !m.Output.holds(q.Output) {
 		return false
 	}
 	for _, h := range m.Headers {
@@ -243,7 +243,7 @@ func (r *rule) matches(q *Query) bool {
 func listed[T comparable](list []T, v T) bool { return len(list) == 0 || slices.Contains(list, v) }
 
 func (r Range) holds(n int64) bool {
-	return (r.Below == 0 || n < r.Below) && (r.Above == 0 || n > r.Above)
+	return (r.Below == nil || n < *r.Below) && (r.Above == nil || n > *r.Above)
 }
 
 // fits tells whether the arm can hold the request.
@@ -308,18 +308,18 @@ func (r *rule) words() string {
 		classes[i] = c.String()
 	}
 	add("class", classes)
-	if m.BelowTier != 0 {
-		all = append(all, fmt.Sprintf("tier below %d", m.BelowTier))
+	if m.BelowTier != nil {
+		all = append(all, fmt.Sprintf("tier below %d", *m.BelowTier))
 	}
 	for _, n := range [...]struct {
 		what string
 		r    Range
 	}{{"input", m.Input}, {"output", m.Output}} {
-		if n.r.Above != 0 {
-			all = append(all, fmt.Sprintf("%s above %d tokens", n.what, n.r.Above))
+		if n.r.Above != nil {
+			all = append(all, fmt.Sprintf("%s above %d tokens", n.what, *n.r.Above))
 		}
-		if n.r.Below != 0 {
-			all = append(all, fmt.Sprintf("%s below %d tokens", n.what, n.r.Below))
+		if n.r.Below != nil {
+			all = append(all, fmt.Sprintf("%s below %d tokens", n.what, *n.r.Below))
 		}
 	}
 	for _, h := range m.Headers {

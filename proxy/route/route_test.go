@@ -37,15 +37,17 @@ func TestMatches(t *testing.T) {
 		{"another tenant", Match{Tenants: []string{"ACME"}}, false},
 		{"class", Match{Classes: []Class{BestEffort, Background}}, true},
 		{"another class", Match{Classes: []Class{Interactive}}, false},
-		{"lower tier", Match{BelowTier: 3}, true},
-		{"same tier", Match{BelowTier: 2}, false},
-		{"input below", Match{Input: Range{Below: 101}}, true},
-		{"input at", Match{Input: Range{Below: 100}}, false},
-		{"input above", Match{Input: Range{Above: 99}}, true},
-		{"input at the lower end", Match{Input: Range{Above: 100}}, false},
-		{"input between", Match{Input: Range{Below: 101, Above: 99}}, true},
-		{"output below", Match{Output: Range{Below: 51}}, true},
-		{"output above", Match{Output: Range{Above: 50}}, false},
+		{"lower tier", Match{BelowTier: new(3)}, true},
+		{"same tier", Match{BelowTier: new(2)}, false},
+		{"input below", Match{Input: Range{Below: new(int64(101))}}, true},
+		{"input at", Match{Input: Range{Below: new(int64(100))}}, false},
+		{"input above", Match{Input: Range{Above: new(int64(99))}}, true},
+		{"input at the lower end", Match{Input: Range{Above: new(int64(100))}}, false},
+		{"input between", Match{Input: Range{Below: new(int64(101)), Above: new(int64(99))}}, true},
+		{"output below", Match{Output: Range{Below: new(int64(51))}}, true},
+		{"output above", Match{Output: Range{Above: new(int64(50))}}, false},
+		{"nothing is below 0", Match{Input: Range{Below: new(int64(0))}}, false},
+		{"above 0", Match{Output: Range{Above: new(int64(0))}}, true},
 		{"header", Match{Headers: []Header{{"X-Team", "blue"}}}, true},
 		{"another value", Match{Headers: []Header{{"X-Team", "Blue"}}}, false},
 		{"two headers", Match{Headers: []Header{{"X-Team", "blue"}, {"X-Other", "x"}}}, false},
@@ -61,7 +63,7 @@ func TestMatches(t *testing.T) {
 	if _, ok := table.Choose(&empty); ok {
 		t.Error("matches without headers")
 	}
-	zero := mustNew(t, Rule{Name: "r", Match: Match{Input: Range{Below: 10}, Output: Range{Below: 1}}, To: []Arm{{Model: "small"}}})
+	zero := mustNew(t, Rule{Name: "r", Match: Match{Input: Range{Below: new(int64(10))}, Output: Range{Below: new(int64(1))}}, To: []Arm{{Model: "small"}}})
 	if _, ok := zero.Choose(&empty); !ok {
 		t.Error("a request of no tokens is not below a bound")
 	}
@@ -71,7 +73,7 @@ func TestMatches(t *testing.T) {
 func TestFirstMatchDecides(t *testing.T) {
 	table := mustNew(
 		t,
-		Rule{Name: "cheap", Match: Match{Models: []string{"big"}, Input: Range{Below: 1000}}, To: []Arm{{Model: "small", Context: 600}}},
+		Rule{Name: "cheap", Match: Match{Models: []string{"big"}, Input: Range{Below: new(int64(1000))}}, To: []Arm{{Model: "small", Context: 600}}},
 		Rule{Name: "again", Match: Match{Models: []string{"small"}}, To: []Arm{{Model: "tiny"}}},
 		Rule{Name: "rest", To: []Arm{{Model: "huge"}}},
 	)
@@ -218,8 +220,8 @@ func TestWhy(t *testing.T) {
 	table := mustNew(
 		t,
 		Rule{Name: "cheap", Match: Match{
-			Models: []string{"big", "huge"}, Surfaces: []string{"docs"}, Tenants: []string{"acme"}, Classes: []Class{Background, BestEffort}, BelowTier: 2,
-			Input: Range{Below: 2000, Above: 10}, Output: Range{Below: 100}, Headers: []Header{{"X-Team", "blue"}},
+			Models: []string{"big", "huge"}, Surfaces: []string{"docs"}, Tenants: []string{"acme"}, Classes: []Class{Background, BestEffort}, BelowTier: new(2),
+			Input: Range{Below: new(int64(2000)), Above: new(int64(10))}, Output: Range{Below: new(int64(100))}, Headers: []Header{{"X-Team", "blue"}},
 		}, To: []Arm{{Model: "small", Weight: 3}}},
 		Rule{Name: "canary", Sticky: ByKey, To: []Arm{{Model: "a", Weight: 1}, {Model: "b", Weight: 0}}},
 	)
