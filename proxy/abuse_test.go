@@ -9,6 +9,7 @@ import (
 
 	"headgate/bench/fakevllm"
 	"headgate/proxy"
+	"headgate/proxy/queue"
 )
 
 // Ways around a limit that a reader of the code found, and their kind.
@@ -155,14 +156,25 @@ func TestNobodyBendsAnothersEstimate(t *testing.T) {
 	}
 }
 
-// TestFullBackendsFallBack to another model like dead ones.
+// TestFullBackendsFallBack to another model like dead ones, once there is no place for them in the queue either.
 func TestFullBackendsFallBack(t *testing.T) {
 	m, n := model("m", "vllm"), model("n", "spare")
 	m.Fallback = []string{"n"}
-	s := setup{models: []*proxy.Model{m, n}, fake: fakevllm.Config{}}
+	s := setup{models: []*proxy.Model{m, n}, fake: fakevllm.Config{}, queue: queue.Config{Tickets: 1}}
 	s.backends = append(s.backends, backend("vllm", 1), backend("spare", 0))
 	w := newWorld(t, s)
-	if ok, _ := w.fire(call{body: chat}, 2, 2); ok != 2 {
-		t.Errorf("%d of 2 were served, want both: one by the fallback", ok)
+	w.fake.Hold()
+	leave := w.start(call{body: chat}, 0)
+	defer leave()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	leave2 := w.start(call{body: chat}, 0)
+	defer leave2()
+	w.eventually(func() bool { return w.dispatch.Waiting() == 1 })
+	got := make(chan answer, 1)
+	go func() { got <- w.do(call{body: chat}) }()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 2 })
+	w.fake.Release()
+	if a := (<-got).want(t, 200); a.header.Get("X-Headgate-Backend") != "spare" {
+		t.Errorf("%v", a.header)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"headgate/limiter"
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
 )
 
@@ -267,6 +268,10 @@ type Explanation struct {
 	Refused  string          `json:"refused_by,omitempty"` // a limit, max_buckets, a rung, or "kill switch"
 	Reason   string          `json:"reason,omitempty"`     // of a kill switch or a rung, as the client would read it
 	Model    string          `json:"model"`                // the one that would be tried first
+	Route    string          `json:"route,omitempty"`      // of the policy, that chose it
+	Routed   string          `json:"routed,omitempty"`     // how, in words
+	Shedding string          `json:"shedding,omitempty"`   // what is refused now, in words
+	Places   []ExplainPlace  `json:"places,omitempty"`     // where it may go, best first
 	Rungs    []string        `json:"rungs,omitempty"`      // of the ladder, that change this request
 	Degraded bool            `json:"degraded,omitempty"`   // some limit's owner is out of reach
 	Override string          `json:"override,omitempty"`   // the mode that replaces such a limit's own
@@ -276,6 +281,18 @@ type Explanation struct {
 	Output   int64           `json:"output_tokens"`
 	Template int64           `json:"template_tokens,omitempty"` // that strict budgets reserve beside the input
 	NanoUSD  int64           `json:"nano_usd"`
+}
+
+// ExplainPlace is a backend that may take the request, as far as this node knows.
+type ExplainPlace struct {
+	Backend  string  `json:"backend"` // its endpoint
+	Cost     int64   `json:"cost"`    // in slots; 0: it is not bounded
+	InUse    int64   `json:"in_use"`  // slots, by all nodes; of an unbounded one its requests from this node
+	Limit    int64   `json:"limit"`   // slots that may be in use now
+	Waiting  int64   `json:"waiting"` // requests that could go there
+	Places   int64   `json:"places"`  // for those
+	Pressure float64 `json:"pressure"`
+	Overflow bool    `json:"overflow,omitempty"`
 }
 
 // ExplainLimit is one limit's part of an Explanation; amounts in the unit, nano-dollars for usd.
@@ -324,7 +341,10 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 	if asked == nil {
 		return Explanation{}, errModel(model)
 	}
-	x.model = x.candidates(asked)[0]
+	x.asked, x.routed = asked, asked
+	x.steerBy(in, out)
+	x.descend()
+	x.model = x.candidates(x.routed)[0]
 	r := &x.res
 	r.inTokens, r.outTokens = in, out
 	r.nanoUSD = x.model.Cost(openai.Usage{Input: in, Output: out, Known: true}, 0, 0)
@@ -333,20 +353,43 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 	if m, _, ok := p.Override(); ok {
 		e.Override = m.String()
 	}
-	if x.smaller {
-		e.Rungs = append(e.Rungs, rungSmaller)
+	e.Route, e.Routed, e.Rungs = x.rule, x.why, x.rungs.Names()
+	if x.cutoff != (ladder.Cutoff{}) {
+		e.Shedding = x.cutoff.String()
 	}
 	x.explainLimits(ctx, &e)
 	x.explainBudgets(ctx, &e, in, out)
-	if shed := x.shed(); shed != nil {
-		e.Rungs = append(e.Rungs, rungShed)
-		e.Refused, e.Reason = rungShed, shed.Message
+	x.explainPlaces(&e)
+	if why := x.cutoff.Sheds(in+out, c.Tier, ladder.Class(x.class)); why != "" {
+		e.Refused, e.Reason = string(why), errShed(why, in+out, x).Message
 	}
 	if killed := x.killed(model, asked); killed != nil {
 		e.Refused, e.Reason = "kill switch", killed.Message
 	}
 	e.Admitted = e.Refused == ""
 	return e, nil
+}
+
+// explainPlaces says where the request may go.
+func (x *exchange) explainPlaces(e *Explanation) {
+	if err := x.candidatesFor(nil); err != nil {
+		if e.Refused == "" {
+			shown := asError(err)
+			e.Refused, e.Reason = shown.dropped, shown.Message
+		}
+		return
+	}
+	for i := range x.line.places {
+		c := &x.line.places[i]
+		p := ExplainPlace{Backend: c.ID, InUse: int64(c.InFlight), Overflow: c.Overflow}
+		if c.Bounded {
+			p.Cost, p.Limit = slots(x.res.inTokens+x.res.outTokens, c), int64(c.Slots)
+			if s, ok := x.p.state()[c.ID]; ok {
+				p.InUse, p.Limit, p.Waiting, p.Places, p.Pressure = s.InUse, s.Limit, int64(s.Waiting), int64(s.Places), s.Pressure
+			}
+		}
+		e.Places = append(e.Places, p)
+	}
 }
 
 // explainLimits decides by the limits alone.

@@ -17,6 +17,7 @@ import (
 
 	"headgate/proxy"
 	"headgate/proxy/openai"
+	"headgate/proxy/upstream"
 )
 
 // rates are prices in nano-dollars a token.
@@ -516,7 +517,8 @@ func TestStrictIsNeverPassed(t *testing.T) {
 	m.UpperBound = func(in, out, images, audio int64) int64 { return g.rates.upperBound(in, out, images, audio) }
 	b := strict(budget("all", 0))
 	w := bubbled(t, setup{
-		models: []*proxy.Model{m}, around: func(http.Handler) http.Handler { return g }, prefilter: edge1000(),
+		backends: []upstream.Backend{{Name: "vllm", Kind: upstream.OpenAI}}, // who bills what he took
+		models:   []*proxy.Model{m}, around: func(http.Handler) http.Handler { return g }, prefilter: edge1000(),
 		change: func(c *proxy.Caller) { c.Budgets = []proxy.Budget{b} },
 	})
 	statuses := map[int]int{}

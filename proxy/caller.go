@@ -8,6 +8,7 @@ import (
 
 	"headgate/limiter"
 	"headgate/proxy/openai"
+	routing "headgate/proxy/route"
 )
 
 // Snapshot is what one policy revision means to the front door. It is immutable:
@@ -30,6 +31,10 @@ type Snapshot struct {
 	Surfaces map[string]*Surface
 	// Salted are the backends whose prefix caches are kept apart by CacheSalt.
 	Salted map[string]bool
+	// Routes choose the model that answers; nil: the one asked for.
+	Routes *routing.Table
+	// KeepAlive is how often a stream's client gets a comment while its request waits for a place; 0: never.
+	KeepAlive time.Duration
 }
 
 // Caller is who a key resolves to. It is shared between requests and never changed.
@@ -37,6 +42,7 @@ type Caller struct {
 	KeyID, Tenant string
 	User          string // bound to the key; "" leaves the key itself as the user
 	Class         Class
+	Tier          int // of the plan: lower ones are shed first
 
 	Revoked   bool
 	Suspended bool      // the tenant is
@@ -101,9 +107,23 @@ type Model struct {
 	// those of its messages and tools; 0: defaultTemplateTokens. Where the backend reports more,
 	// that is learnt, too late for the request that showed it.
 	TemplateTokens int64
+	// Affinity is by what endpoints are preferred for it.
+	Affinity Affinity
 	// Free says that every price is 0, on purpose: no budget is asked.
 	Free bool
 }
+
+// Affinity says which of a model's requests are sent to the same endpoint, whose prefix cache has what
+// they begin with.
+type Affinity uint8
+
+// The affinities: ByPrefix those that begin alike, BySession those that name the same session
+// (prompt_cache_key), or also that, ByNothing none.
+const (
+	ByPrefix Affinity = iota
+	BySession
+	ByNothing
+)
 
 // Scope is the set of identities that a limit is keyed on (DESIGN: key, user, org,
 // model, global and combinations).

@@ -8,14 +8,16 @@
 //	killed        a thrown kill switch refuses: global, tenant, key; the model once it is known
 //	matchRoute    a path that is not in the table is refused: no way around the meter, none to a backend's management
 //	meter         one reading of the body (openai.Meter): model, caps, size; the body itself is never parsed again
-//	resolve       alias → model, then its fallbacks; before it, where the ladder says so
+//	resolve       alias → model → the one that the policy's routes choose, then its fallbacks; before it, where the
+//	              ladder says so. What fits into no context is refused
 //	consider      whether an answer may be kept; its key; what is kept on this node
-//	shed          what the ladder gives up for the others; what is kept here is served all the same
+//	shed          what is given up for the others, by cost, tier and class; what is kept here is served all the same
 //	admit         every limit of the caller in one step, all or nothing, after waiting where a limit says so;
 //	              then the budgets, all or nothing: a refusal gives the limits back
 //	turn          where an answer may be kept, admit comes in two steps: first requests and slots, then the cache
 //	              is asked, and only for a model's answer the rest
-//	forward       a backend's slot, the request, another backend if that one cannot have received it
+//	place         a place at a backend, from the cluster's queue where it is bounded (proxy/dispatch, proxy/queue)
+//	forward       the request; another backend if that one cannot have received it, or is lost before it began to answer
 //	relay         bytes through as they came, usage read on the way
 //	settle        the actual against the estimate, before the last byte leaves
 //
@@ -43,11 +45,16 @@
 //     others wait; a client that reads slowly holds up none of them (detached).
 //   - An answer to a question that means the same is looked for by who leads, after all that is kept of this
 //     very question, and goes to those who wait as what it is: it is never kept as an answer to theirs.
+//   - Nobody is sent to a backend after its patience is over, and who leaves the queue leaves no hole in it.
+//   - An answer that has begun is nobody else's to give: only before its first byte is a request sent again, within
+//     the pool's retry budget, and only where an answer leaves nothing behind but itself (repeatable).
+//   - A refusal for want of capacity says over_capacity, why (X-Headgate-Dropped), and when to come again; it costs
+//     nothing, and is never told as quota.
 //   - Nothing is cut in the middle for quota. What an answer takes beyond its estimate is debt.
 //   - Bytes that nobody had a reason to touch pass untouched. Touched are the model's name
 //     where it is an alias, include_usage of a stream, and the one chunk that it adds; under
 //     a strict budget the cap of the answer.
-//   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxFallbacks, maxWaiters,
+//   - Whatever grows has a bound: defaultMaxBody, maxAttempts, maxHolds, maxFallbacks, maxWaiters,
 //     ownersKept, callersPerShard, maxTenantLabels, holdBody, openai.MaxFrame, maxAnswerHeld,
 //     maxRefreshes, maxSemantic, maxEmbeddings, maxCacheTags, maxEntryTags.
 //   - No prompt, answer or key is ever in a log line or a metric.
@@ -68,7 +75,8 @@
 //	JSON answer without usage                        as reserved                 spent
 //	client gone or timed out before the answer       as reserved                 spent
 //	error from the backend, or none reachable after trying  nothing              spent
-//	no backend up, or all full                       nothing                     given back
+//	lost by backends that died before they answered  nothing; the one that answers counts  spent once
+//	no backend up, shed, or dropped by the queue     nothing                     given back
 //	refused by a limit, a switch or a rung           nothing                     nothing
 //	answered by the cache                            nothing                     spent
 //
@@ -76,7 +84,9 @@
 // model's. Whoever waits for another request's answer is answered by the cache. A refresh in the
 // background is a request of its own, of the same caller and of class best_effort.
 //
-// A timeout is the longest silence: before the first byte, and between any two.
+// A timeout is the longest silence: before the first byte, the wait for a place included, and between any two.
+// A backend of the fleet that dies before it answered has taken nothing that anybody is billed for; what a provider
+// may have begun is never sent to another.
 //
 // # What money is charged
 //
@@ -103,8 +113,6 @@
 //
 // # What it leaves out
 //
-// The queue, shedding by cost and breakers come with their capabilities, and with
-// them more rungs; CheckRung refuses those that would have no effect yet.
 // Whose a stored response is (owners) is known to this process only and forgotten when it
 // ends; the response is then not found.
 //

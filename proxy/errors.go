@@ -14,8 +14,11 @@ import (
 	"time"
 
 	"headgate/limiter"
+	"headgate/proxy/dispatch"
 	"headgate/proxy/edge"
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
+	"headgate/proxy/queue"
 	"headgate/proxy/upstream"
 )
 
@@ -35,6 +38,7 @@ type Error struct {
 	Jitter     bool          // capacity: spread the retries; quota's is exact
 
 	allow     string // the method that a 405 names
+	location  string // where a 307 sends the client
 	dropped   string // X-Headgate-Dropped: which valve shed it
 	degraded  string // X-Headgate-Degraded, in place of what the answer would say
 	malformed bool   // the request itself is at fault: counts in the errors bucket
@@ -100,10 +104,49 @@ func errNotReady() *Error {
 	return newError(http.StatusServiceUnavailable, "not_ready", "this node has no policy yet; try again shortly, or ask another node").retry(halfSecond)
 }
 
-// errShed: the rung that sheds best_effort is thrown.
-func errShed() *Error {
-	e := newError(http.StatusTooManyRequests, "over_capacity", "requests of class best_effort are refused for now, to keep room for others; this is not your quota").retry(shedPause)
-	e.dropped = "shed_class"
+// The codes of refusals for want of capacity.
+const (
+	codeOverCapacity = "over_capacity"
+	codeNoBackend    = "no_backend"
+)
+
+// errShed: the request is given up, to keep room for others.
+func errShed(why ladder.Reason, tokens int64, x *exchange) *Error {
+	what := "requests of class " + x.class.String() + " are refused for now"
+	switch why {
+	case ladder.ByCost:
+		what = fmt.Sprintf("requests of more than %d tokens are refused for now, and this one may take %d", x.cutoff.AboveTokens, tokens)
+	case ladder.ByTier:
+		what = fmt.Sprintf("requests of plans below tier %d are refused for now", x.cutoff.BelowTier)
+	}
+	e := newError(http.StatusTooManyRequests, codeOverCapacity, "%s, to keep room for others; this is not your quota", what).retry(shedPause)
+	e.dropped = string(why)
+	if why == ladder.ByClass && x.class == BestEffort && x.rungs.Has(ladder.ShedBestEffort) {
+		e.degraded = ladder.ShedBestEffort.String()
+	}
+	if why == ladder.ByCost && x.rungs.Has(ladder.ShedCost) {
+		e.degraded = ladder.ShedCost.String()
+	}
+	return e
+}
+
+// errStatic: the operator has everybody answered statically.
+func errStatic() *Error {
+	return newError(http.StatusTooManyRequests, codeOverCapacity, "nothing is asked of a model for now; this is not your quota").retry(shedPause)
+}
+
+// errDropped: the queue has given the request up.
+func errDropped(d *dispatch.Dropped) *Error {
+	e := newError(http.StatusTooManyRequests, codeOverCapacity, "the fleet is at capacity and its queue is full; this is not your quota")
+	switch d.Reason {
+	case queue.Expired:
+		e.Message = "the fleet is at capacity, and no place came free within the request's timeout; this is not your quota"
+	case queue.Evicted:
+		e.Message = "the fleet is at capacity, and the place in its queue went to somebody who has had less of it; this is not your quota"
+	case queue.NoBackend:
+		e = newError(http.StatusServiceUnavailable, codeNoBackend, "no backend of this model is left; try again shortly")
+	}
+	e.dropped, e.RetryAfter, e.err = d.Reason.String(), max(d.RetryAfter, halfSecond), d
 	return e
 }
 
@@ -116,7 +159,7 @@ func errNotKept(why string) *Error {
 
 // errCutOff: the limit may not be decided without the owner of its bucket.
 func errCutOff(l *Limit) *Error {
-	e := newError(http.StatusTooManyRequests, "over_capacity", "the owner of limit %q is out of this node's reach, and the limit refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
+	e := newError(http.StatusTooManyRequests, codeOverCapacity, "the owner of limit %q is out of this node's reach, and the limit refuses until it is back; try again, or another node", l.Name).retry(halfSecond)
 	e.Limit, e.Scope, e.Unit, e.degraded = l.Name, l.Scope.String(), l.Unit.String(), Deny.String()
 	return e
 }
@@ -287,6 +330,8 @@ func asError(err error) *Error {
 	var e *Error
 	var input *openai.InputError
 	var large edge.TooLarge
+	var dropped *dispatch.Dropped
+	var paused *upstream.PausedError
 	switch {
 	case errors.As(err, &e):
 		return e
@@ -303,14 +348,24 @@ func asError(err error) *Error {
 		return malformed(http.StatusBadRequest, "", "the body is not framed as HTTP demands")
 	case errors.Is(err, edge.ErrTruncated):
 		return malformed(http.StatusBadRequest, "", "the body ended before its Content-Length or its last chunk")
+	case errors.As(err, &dropped):
+		return errDropped(dropped)
+	case errors.As(err, &paused):
+		e := newError(http.StatusTooManyRequests, codeOverCapacity, "every backend of this model has asked to be left alone for a while; this is not your quota").retry(max(time.Until(paused.Until), halfSecond))
+		e.dropped, e.err = codeNoBackend, err
+		return e
 	case errors.Is(err, upstream.ErrNoBackend):
-		e := newError(http.StatusServiceUnavailable, "no_backend", "no backend of this model is up; try again shortly").retry(2 * time.Second)
+		e := newError(http.StatusServiceUnavailable, codeNoBackend, "no backend of this model is up; try again shortly").retry(2 * time.Second)
+		e.dropped, e.err = codeNoBackend, err
+		return e
+	case errors.Is(err, upstream.ErrSaturated), errors.Is(err, errPushedBack):
+		return newError(http.StatusTooManyRequests, codeOverCapacity, "the fleet is at capacity; this is not your quota").retry(time.Second)
+	case errors.Is(err, errStopping):
+		return newError(http.StatusServiceUnavailable, codeNoBackend, "the gateway is stopping and could not wait for the rest of the answer; try again").retry(time.Second)
+	case errors.Is(err, upstream.ErrFirstByte), errors.Is(err, upstream.ErrIdle):
+		e := newError(http.StatusGatewayTimeout, "deadline_exceeded", "the backend kept silent for longer than its timeout in the policy")
 		e.err = err
 		return e
-	case errors.Is(err, upstream.ErrSaturated):
-		return newError(http.StatusTooManyRequests, "over_capacity", "the fleet is at capacity; this is not your quota").retry(time.Second)
-	case errors.Is(err, errStopping):
-		return newError(http.StatusServiceUnavailable, "no_backend", "the gateway is stopping and could not wait for the rest of the answer; try again").retry(time.Second)
 	case errors.Is(err, context.DeadlineExceeded):
 		return newError(http.StatusGatewayTimeout, "deadline_exceeded", "no answer began within the request's timeout; raise X-Headgate-Timeout or the plan's timeout, or ask for less")
 	case errors.Is(err, context.Canceled), errors.Is(err, edge.ErrClientGone):
@@ -373,6 +428,8 @@ func (e *Error) write(w http.ResponseWriter, r *http.Request, requestID string) 
 
 func (e *Error) retryHeaders(h http.Header) {
 	switch {
+	case e.location != "":
+		h.Set("Location", e.location)
 	case e.allow != "":
 		h.Set("Allow", e.allow)
 	case e.Status == http.StatusUnauthorized:
@@ -421,7 +478,7 @@ func (e *Error) problem(path string) map[string]any {
 	delete(f, "param")
 	f["title"], f["status"], f["detail"], f["instance"] = http.StatusText(e.Status), e.Status, e.Message, path
 	switch {
-	case e.Code == "over_capacity" || e.Code == "no_backend" || e.Code == "not_ready" || e.Code == "billing_unavailable":
+	case e.Code == codeOverCapacity || e.Code == codeNoBackend || e.Code == "not_ready" || e.Code == "billing_unavailable":
 		f["type"] = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 	case e.Limit != "":
 		f["type"] = "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -503,6 +560,11 @@ func (e *Error) inBand(kind openai.Kind) []byte {
 	if err != nil {
 		panic(err)
 	}
+	return eventFrame(kind, raw)
+}
+
+// eventFrame is an error, one line of JSON, as the last frame of a stream.
+func eventFrame(kind openai.Kind, raw []byte) []byte {
 	frame := append([]byte("data: "), raw...)
 	if kind == openai.Message || kind == openai.Response {
 		frame = append([]byte("event: error\n"), frame...)

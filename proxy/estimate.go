@@ -13,8 +13,9 @@ import (
 // long a caller's answers are. It is safe for concurrent use and bounded.
 type estimator struct {
 	mu    sync.Mutex
-	texts map[string]*ratio    // of answers; as many as there are models
-	added map[string]*template // where more than their models state was seen
+	texts map[string]*ratio            // of answers; as many as there are models
+	added map[string]*template         // where more than their models state was seen
+	first map[string]*[2]time.Duration // how long their backends take to the first byte: of a whole answer, of a stream
 
 	shards [estimatorShards]estimatorShard
 }
@@ -62,7 +63,7 @@ type lengths struct {
 }
 
 func newEstimator() *estimator {
-	e := &estimator{texts: map[string]*ratio{}, added: map[string]*template{}}
+	e := &estimator{texts: map[string]*ratio{}, added: map[string]*template{}, first: map[string]*[2]time.Duration{}}
 	for i := range e.shards {
 		e.shards[i].inputs, e.shards[i].answers = map[callerModel]*ratio{}, map[callerModel]*lengths{}
 	}
@@ -109,6 +110,39 @@ func (e *estimator) output(key string, m *Model, in *openai.Request, inTokens in
 		limit = min(limit, max(m.Context-inTokens/max(in.Inputs, 1), 1))
 	}
 	return times(limit, in.Sequences)
+}
+
+// latency is how long a model's backends lately took to the first byte of an answer; 0: nobody knows.
+func (e *estimator) latency(m *Model, stream bool) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l := e.first[m.Name]; l != nil {
+		return l[index(stream)]
+	}
+	return 0
+}
+
+// learnLatency takes in one of them; the newest eight weigh most.
+func (e *estimator) learnLatency(m *Model, stream bool, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l := e.first[m.Name]
+	if l == nil {
+		l = new([2]time.Duration)
+		e.first[m.Name] = l
+	}
+	if was := &l[index(stream)]; *was == 0 {
+		*was = d
+	} else {
+		*was += (d - *was) / 8
+	}
+}
+
+func index(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // learn takes in what an answer really took that was capped to most tokens; -1: it was not.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
 )
 
@@ -224,7 +225,7 @@ func (x *exchange) refreshLater(k *Cached) {
 	y := &exchange{
 		p: p, snap: x.snap, w: nobody{http.Header{}}, r: x.r.Clone(context.WithoutCancel(x.r.Context())), start: time.Now(), ip: x.ip,
 		credential: x.credential, caller: x.caller, user: x.user, standIn: x.standIn, surface: x.surface, class: BestEffort, timeout: x.timeout,
-		noDegrade: x.noDegrade, route: x.route, body: x.body.Share(), in: x.in, asked: x.asked, model: x.model,
+		patience: x.patience, noDegrade: x.noDegrade, route: x.route, body: x.body.Share(), in: x.in, asked: x.asked, routed: x.routed, model: x.model, cut: x.cut,
 		cache: consult{mode: cacheRefresh, early: true, age: k.Age, tags: joinTags(x.cache.tags, k.Tags), surface: x.cache.surface},
 	}
 	y.r.Header.Del("X-Request-Id") // it is another request than the client's
@@ -235,7 +236,10 @@ func (x *exchange) refreshLater(k *Cached) {
 			if e := y.killed("", y.model); e != nil {
 				return e
 			}
-			if e := y.shed(); e != nil {
+			if y.descend(); y.rungs.Has(ladder.DropOptional) {
+				return errShed(ladder.ByClass, 0, y)
+			}
+			if e := y.shed(y.model); e != nil {
 				return e
 			}
 			return y.try()

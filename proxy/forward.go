@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -21,13 +23,15 @@ const (
 	maxAudioSeconds = 24 * 60 * 60           // reported beyond that is not believed
 	backlogBytes    = 2 << 10                // read at once, so much says that the backend is ahead of the client
 	backlogReads    = 4                      // so many reads ago, since a buffer on the way may end between two
+	noticeTime      = 250 * time.Millisecond // until a backend that was left works on nothing any more
 	backlogWait     = 100 * time.Millisecond // so long a write does
 	holdBody        = 32 << 10               // answers up to this are read whole, so that their settled levels stand in their headers
 )
 
 // answer is what is known of the answer so far.
 type answer struct {
-	started  bool // bytes went to the client: it can't be refused any more
+	started  bool // its status went to the client: it can't be refused any more but in band
+	begun    bool // bytes of an answer did: nobody else can give it any more
 	status   int
 	backend  string
 	usage    openai.Usage
@@ -43,21 +47,37 @@ type answer struct {
 // forward sends the request to a backend of the model and relays the answer. A backend
 // that cannot have received it is passed over for another one.
 func (x *exchange) forward() error {
-	names := x.model.Backends
-	if x.only != "" {
-		names = []string{x.only}
-	}
 	var tried []string
-	var last error // of the backend tried last
-	for {
-		slot, err := x.p.cfg.Pool.Acquire(names, tried)
+	var last, lost error // of the backend tried last; of one that may have worked on it
+	for sent := 0; ; {
+		changed := x.p.cfg.Pool.Changed()
+		slot, err := x.place(tried)
 		if err != nil {
+			again := lost != nil && sent < maxAttempts && errors.Is(err, upstream.ErrNoBackend)
+			switch {
+			case again && tried != nil: // better the same once more than none
+				tried = nil
+				continue
+			case again && x.holdOn(changed):
+				continue
+			case lost != nil && x.r.Context().Err() == nil:
+				x.settle(outcomeLost)
+				return lost
+			}
 			x.settle(outcomeRefused)
 			return errors.Join(err, last)
 		}
-		err = x.attempt(slot)
-		last = err
-		if err == nil || x.answer.started || !upstream.Retryable(err) || len(tried) == maxAttempts-1 {
+		err = x.attempt(slot, sent, tried)
+		if last = err; !upstream.Retryable(err) {
+			sent++
+		}
+		if upstream.Replayable(err) {
+			lost = err
+		}
+		if err == nil || sent == maxAttempts || len(tried) == maxTried || !x.again(err) {
+			if lost != nil {
+				x.settle(outcomeLost)
+			}
 			return err
 		}
 		tried = append(tried, slot.Endpoint())
@@ -66,33 +86,46 @@ func (x *exchange) forward() error {
 
 // attempt sends the request to one backend. The plan's timeout is the longest silence
 // that is borne: before the first byte of the answer, and between any two.
-func (x *exchange) attempt(slot *upstream.Slot) error {
-	defer slot.Release()
+func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err error) {
 	base, done := x.upstreamContext()
 	defer done()
 	ctx, cancel := context.WithCancelCause(base)
 	defer cancel(nil)
-	silence := time.AfterFunc(x.timeout-min(x.cache.waited, x.timeout), func() { cancel(context.DeadlineExceeded) })
+	silence := time.AfterFunc(x.timeout-min(x.cache.waited+x.line.waited, x.timeout), func() { cancel(context.DeadlineExceeded) })
 	defer silence.Stop()
 	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
+	sentOff := false
+	defer func() { x.vacate(slot, sentOff && err != nil && (ctx.Err() != nil || x.answer.clientGo)) }()
 
 	req, err := x.request(ctx, slot)
 	if err != nil {
 		return err
 	}
 	x.answer.backend, x.slot = slot.Name(), slot
+	if x.in.Stream {
+		slot.Stream()
+	}
+	if x.repeatable() && sent < maxAttempts-1 {
+		slot.Movable()
+	}
+	x.line.sent, sentOff = time.Now(), true
 	resp, err := slot.RoundTrip(req)
 	if err != nil {
+		x.tellPlace(nil, err)
 		return x.unanswered(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	x.tellPlace(resp, nil)
+	if pushedBack(resp.StatusCode) && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
+		return errPushedBack
+	}
 	if x.preferStale(resp.StatusCode) {
 		x.settle(outcomeMalformed)
 		x.endFill(FillEnd{Kind: FillFailed, Failure: x.failure(newError(resp.StatusCode, "upstream_error", "the backend answered with an error"))})
 		return errModelFailed
 	}
 	err = x.relay(ctx, resp, func() { silence.Reset(x.timeout) })
-	if err != nil && !x.answer.started { // the error that will be sent is ours: no header of the backend's describes it
+	if err != nil && !x.answer.begun { // the error that will be sent is ours: no header of the backend's describes it
 		for name := range resp.Header {
 			x.w.Header().Del(name)
 		}
@@ -104,10 +137,24 @@ func (x *exchange) attempt(slot *upstream.Slot) error {
 	return err
 }
 
+// vacate gives the place at a backend back. One that was left in the middle of its work goes on for a moment,
+// until it notices.
+func (x *exchange) vacate(slot *upstream.Slot, left bool) {
+	if !left {
+		slot.Release()
+		return
+	}
+	x.p.open.Add(1)
+	time.AfterFunc(noticeTime, func() {
+		defer x.p.open.Done()
+		slot.Release()
+	})
+}
+
 // unanswered settles a request that got no answer: nobody knows how much was generated
 // for a client that left or ran out of time, so that it costs what was reserved.
 func (x *exchange) unanswered(ctx context.Context, err error) error {
-	if upstream.Retryable(err) {
+	if upstream.Retryable(err) || ctx.Err() == nil && x.mayReplay(err) {
 		return err
 	}
 	switch {
@@ -158,7 +205,7 @@ func (x *exchange) request(ctx context.Context, slot *upstream.Slot) (*http.Requ
 	if x.body == nil {
 		return req, nil
 	}
-	changes := openai.Changes{Model: x.model.Upstream, IncludeUsage: x.asksUsage(), Cap: x.tab.cap}
+	changes := openai.Changes{Model: x.upstreamName(slot), IncludeUsage: x.asksUsage(), Cap: x.shortest()}
 	if x.snap.Salted[slot.Name()] {
 		changes.CacheSalt = x.caller.CacheSalt
 	}
@@ -221,6 +268,9 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 	h.Set("X-Headgate-Backend", x.answer.backend)
 	x.answer.status = resp.StatusCode
 	src := &source{ctx: ctx, r: resp.Body, alive: alive}
+	if x.answer.started && (resp.StatusCode >= 300 || !isEventStream(resp.Header)) {
+		return x.relayInBand(src, resp.StatusCode)
+	}
 	dst := x.newSink()
 	defer dst.end()
 	switch enc := resp.Header.Get("Content-Encoding"); {
@@ -243,10 +293,38 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "audio/") { // sound says nothing of usage, and is to be heard as it comes
 		return x.relayOpaque(src, dst, resp.StatusCode)
 	}
-	if resp.StatusCode < 300 && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+	if resp.StatusCode < 300 && isEventStream(resp.Header) {
 		return x.relayStream(src, dst)
 	}
 	return x.relayBody(src, dst, resp.StatusCode)
+}
+
+func isEventStream(h http.Header) bool {
+	return strings.HasPrefix(h.Get("Content-Type"), "text/event-stream")
+}
+
+// relayInBand passes on what is no stream to a client that has been told to read one: as its last event.
+func (x *exchange) relayInBand(src *source, status int) error {
+	raw, err := io.ReadAll(io.LimitReader(src, holdBody+1))
+	if err != nil {
+		return x.bodyBroke(src, openai.NewScanner(x.route.kind), err)
+	}
+	x.first()
+	scan := openai.NewScanner(x.route.kind)
+	_, _ = scan.Write(raw) // never fails
+	x.settleBody(scan, status)
+	e := newError(status, "upstream_error", "the backend answered with status %d", status)
+	frame := e.inBand(x.route.kind)
+	var line bytes.Buffer
+	if len(raw) <= holdBody && json.Compact(&line, raw) == nil {
+		frame = eventFrame(x.route.kind, line.Bytes())
+	}
+	dst := sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
+	if dst.Write(frame) != nil || dst.Close() != nil {
+		x.answer.clientGo = true
+	}
+	x.answer.status = status // for the log: the client was told another before
+	return nil
 }
 
 // relayStream passes server-sent events on. It settles before the last of them, so that
@@ -306,7 +384,10 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 
 // streamBroke ends a stream whose backend failed: with an error that the client can read.
 func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause error) error {
-	if x.cache.tier != "" && !x.answer.started && src.ctx.Err() == nil { // another's: it may yet be asked for anew
+	if x.cache.tier != "" && !x.answer.begun && src.ctx.Err() == nil { // another's: it may yet be asked for anew
+		return cause
+	}
+	if src.ctx.Err() == nil && x.mayReplay(cause) {
 		return cause
 	}
 	if src.ctx.Err() != nil {
@@ -322,7 +403,7 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	}
 	x.gotErr = e // the bill says how it ended
 	x.settleStream(s)
-	if !x.answer.started {
+	if !x.answer.begun {
 		return e
 	}
 	if x.slot != nil {
@@ -378,7 +459,7 @@ func (x *exchange) settleStream(s *openai.Stream) {
 	}
 	x.settleUsage(u, s.Complete())
 	x.own(s.ResponseID())
-	if x.slot != nil {
+	if x.slot != nil && s.Complete() {
 		x.slot.Release() // like the caller's own slots: free before the last byte goes out
 	}
 }
@@ -392,6 +473,22 @@ func (x *exchange) counted(s *openai.Stream) int64 {
 		n = min(n, max(times(most, x.in.Sequences), s.Generated()))
 	}
 	return n
+}
+
+// upstreamName is what the slot's backend calls the model.
+func (x *exchange) upstreamName(slot *upstream.Slot) string {
+	if name, ok := slot.Upstream(x.model.Name); ok {
+		return name
+	}
+	return x.model.Upstream
+}
+
+// shortest is the cap to write into the request: what the budgets pay for, or where the ladder ends it; 0: none.
+func (x *exchange) shortest() int64 {
+	if x.tab.cap == 0 || x.cut > 0 && x.cut < x.tab.cap {
+		return x.cut
+	}
+	return x.tab.cap
 }
 
 // maxOutput is the cap that the backend was told; -1: none.
@@ -506,6 +603,9 @@ func (x *exchange) settleBody(scan *openai.Scanner, status int) {
 // bodyBroke settles for an answer that broke off. Once its head is out only a closed
 // connection says so.
 func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error {
+	if src.ctx.Err() == nil && x.mayReplay(err) {
+		return err
+	}
 	switch {
 	case x.r.Context().Err() != nil:
 		x.answer.clientGo = true
@@ -529,7 +629,6 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 	if status >= http.StatusBadRequest {
 		ended = outcomeMalformed
 	}
-	defer x.settle(ended)
 	buf := buffers.Get().(*[readSize]byte)
 	defer buffers.Put(buf)
 	n := 0 // bytes of buf that wait
@@ -539,8 +638,13 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 			x.first()
 			n += m
 		}
-		if errors.Is(err, io.EOF) {
+		if err != nil && src.ctx.Err() == nil && n == 0 && x.mayReplay(err) {
+			return err
+		}
+		if err != nil {
 			x.settle(ended)
+		}
+		if errors.Is(err, io.EOF) {
 			x.slot.Release()
 			x.publishOpaqueEnd(status)
 			if dst.Write(buf[:n]) != nil || dst.Close() != nil {
@@ -556,16 +660,38 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 		}
 		if dst.Write(buf[:n-1]) != nil || dst.Flush() != nil {
 			x.answer.clientGo = true
+			x.settle(ended)
 			return context.Canceled
 		}
 		n = copy(buf[:], buf[n-1:n])
 	}
 }
 
+// tellPlace says how a backend took the request.
+func (x *exchange) tellPlace(resp *http.Response, err error) {
+	g := x.line.grant
+	switch {
+	case g == nil:
+	case err != nil:
+		if x.r.Context().Err() == nil {
+			g.Failed()
+		}
+	case resp.StatusCode == http.StatusTooManyRequests:
+		g.Pushback(upstream.RetryAfter(resp.Header, time.Now()))
+	}
+}
+
 // first notes when the answer began.
 func (x *exchange) first() {
 	if x.answer.firstAt == 0 {
-		x.answer.firstAt = time.Since(x.start)
+		now := time.Now()
+		x.answer.firstAt = now.Sub(x.start)
+		if !x.line.sent.IsZero() {
+			x.p.est.learnLatency(x.model, x.in.Stream, now.Sub(x.line.sent))
+		}
+		if x.line.grant != nil && x.in.Stream {
+			x.line.grant.FirstByte(now.Sub(x.line.sent))
+		}
 	}
 }
 
@@ -657,6 +783,7 @@ func (d *sink) write(p []byte) error {
 		x.answer.started = true
 		x.w.WriteHeader(x.answer.status)
 	}
+	x.answer.begun = true
 	if x.content != nil && !x.recording {
 		x.content.answer(p)
 	}
@@ -736,7 +863,7 @@ func dropOurs(h http.Header) {
 }
 
 // acceptsGzip: the client may get what the backend has compressed, and nobody looks into it here.
-func (x *exchange) acceptsGzip() bool { return !x.recording && acceptsGzip(x.r) }
+func (x *exchange) acceptsGzip() bool { return !x.recording && !x.answer.started && acceptsGzip(x.r) }
 
 // acceptsGzip: the client named gzip and did not refuse it by q=0.
 func acceptsGzip(r *http.Request) bool {

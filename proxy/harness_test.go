@@ -24,8 +24,12 @@ import (
 	"headgate/lease"
 	"headgate/limiter"
 	"headgate/proxy"
+	"headgate/proxy/dispatch"
 	"headgate/proxy/edge"
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
+	"headgate/proxy/queue"
+	"headgate/proxy/route"
 	"headgate/proxy/upstream"
 )
 
@@ -70,6 +74,13 @@ type setup struct {
 	semantic proxy.Semantic
 	watch    proxy.CacheWatch
 	hearing  func() bool // of what is void; nil: always
+
+	queue     queue.Config
+	ladder    *ladder.Config
+	routes    []route.Rule
+	keepAlive time.Duration
+	failures  int // that open a breaker; 0: none is opened
+	full      int // the status of a refusal for want of capacity
 }
 
 // world is a running gateway before a running model server. When the test ends it
@@ -87,6 +98,9 @@ type world struct {
 	lender   *lender      // of both
 	till     *till
 	shelf    *shelf // nil: there is no cache
+	places   *places
+	dispatch *dispatch.Dispatcher
+	ladder   *ladder.Ladder
 	reg      *prometheus.Registry
 	caller   *proxy.Caller
 	snap     *proxy.Snapshot
@@ -133,6 +147,9 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 	t := w.t
 	t.Helper()
 	pool.Backends = s.backends
+	if pool.MaxFailures = s.failures; s.failures == 0 {
+		pool.MaxFailures = -1
+	}
 	if pool.Backends == nil {
 		pool.Backends = []upstream.Backend{{Name: "vllm"}}
 	}
@@ -149,6 +166,11 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		s.reach = func() bool { return true }
 	}
 	w.lender = &lender{owner: w.limits, private: w.private, reach: s.reach, by: s.by, now: w.now}
+	w.openPlaces(t, s.queue)
+	w.ladder = ladder.New()
+	if s.ladder != nil {
+		w.ladder.Apply(*s.ladder)
+	}
 	var limits proxy.Limits = w.lender
 	if s.guard != nil {
 		limits = s.guard(limits)
@@ -170,6 +192,7 @@ func (w *world) assemble(s setup, pool upstream.Config, url string) {
 		NodeID: "n1", Limits: limits, Pool: w.pool, ClientIP: s.edge.ClientIP, Content: s.content, MaxBody: s.maxBody,
 		Prefilter:  must[*edge.Prefilter](t)(edge.NewPrefilter(s.prefilter, time.Now())),
 		Registerer: w.reg, Logger: slog.New(slog.NewJSONHandler(log, nil)), Degraded: w.lender.degraded, Where: w.lender.where,
+		Dispatch: w.dispatch, Ladder: w.ladder, CapacityStatus: s.full,
 		Money: w.till, BudgetStatus: s.broke, Cache: kept, Elements: elements, Semantic: s.semantic, Watch: s.watch, Hearing: s.hearing,
 	}))
 	w.proxy.SetSwitches(s.switches)
@@ -200,8 +223,12 @@ func (w *world) apply(s setup) {
 		s.models = []*proxy.Model{model("m", "vllm")}
 	}
 	w.snap = &proxy.Snapshot{
-		Revision: 1, Models: map[string]*proxy.Model{}, Surfaces: map[string]*proxy.Surface{},
+		KeepAlive: s.keepAlive,
+		Revision:  1, Models: map[string]*proxy.Model{}, Surfaces: map[string]*proxy.Surface{},
 		Lookup: func(h [32]byte) (*proxy.Caller, bool) { c, ok := byHash[h]; return c, ok },
+	}
+	if s.routes != nil {
+		w.snap.Routes = must[*route.Table](w.t)(route.New(s.routes))
 	}
 	for _, m := range s.models {
 		w.snap.Models[m.Name] = m

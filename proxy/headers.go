@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"headgate/limiter"
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
 )
 
@@ -28,27 +29,39 @@ func (x *exchange) stateHeaders() {
 
 // degraded lists the ways, which are few: it runs on every request.
 func (x *exchange) degraded() string {
-	var quota, model string
+	var list string
+	add := func(word string) {
+		if list != "" {
+			list += ", "
+		}
+		list += word
+	}
 	if x.res.degraded {
-		quota = "quota"
+		add("quota")
 	}
-	if x.gotErr == nil && x.asked != nil && x.model != x.asked {
-		if model = "model=" + x.model.Name; x.smaller {
-			model = rungSmaller + ", " + model
+	if x.gotErr != nil {
+		return list
+	}
+	if x.served != 0 {
+		add(x.served.String())
+	}
+	if x.rungs.Has(ladder.DropOptional) {
+		add(ladder.DropOptional.String())
+	}
+	if x.routed != nil && x.model != x.routed && x.model != x.asked {
+		if x.smaller {
+			add(ladder.SmallerModel.String())
 		}
+		add("model=" + x.model.Name)
 	}
-	if quota != "" && model != "" {
-		quota += ", " + model
-	} else {
-		quota += model
+	switch {
+	case x.cut > 0 && x.cache.tier == "" && x.shortest() == x.cut:
+		add(ladder.CutMaxTokens.String())
+		add("max_tokens=" + strconv.FormatInt(x.cut, 10))
+	case x.tab.clamped:
+		add("max_tokens=" + strconv.FormatInt(x.tab.cap, 10))
 	}
-	if x.gotErr == nil && x.tab.clamped {
-		if quota != "" {
-			quota += ", "
-		}
-		quota += "max_tokens=" + strconv.FormatInt(x.tab.cap, 10)
-	}
-	return quota
+	return list
 }
 
 // alerts lists the budgets of which more is used than where their first alert lies.

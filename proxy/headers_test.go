@@ -19,8 +19,10 @@ import (
 
 	"headgate/limiter"
 	"headgate/proxy"
+	"headgate/proxy/dispatch"
 	"headgate/proxy/edge"
 	"headgate/proxy/openai"
+	"headgate/proxy/queue"
 	"headgate/proxy/upstream"
 )
 
@@ -246,9 +248,13 @@ var spreadMS = regexp.MustCompile(`"retry_after_ms":(\d+)`)
 // takeAway takes a slot of the backend, and one of the caller's first limit if that has
 // slots, and returns what gives them back.
 func (w *world) takeAway() (giveBack func()) {
-	slot := must[*upstream.Slot](w.t)(w.pool.Acquire([]string{"vllm"}, nil))
+	release := func() {}
+	if w.places.slots["vllm"] > 0 {
+		place := []queue.Place{{Backend: "vllm", Cost: 1}}
+		release = must[*dispatch.Grant](w.t)(w.dispatch.Acquire(w.t.Context(), &dispatch.Ticket{Patience: time.Second, Places: place})).Release
+	}
 	if len(w.caller.Limits) == 0 || w.caller.Limits[0].Unit != proxy.Concurrency {
-		return slot.Release
+		return release
 	}
 	cs := []limiter.Charge{{Key: limiter.Key{Tenant: "acme", Limit: "concurrency", Subject: "k1"}, Limit: w.caller.Limits[0].Spec, Cost: 1}}
 	ds := make([]limiter.Decision, 1)
@@ -258,7 +264,7 @@ func (w *world) takeAway() (giveBack func()) {
 	}
 	return func() {
 		w.lender.Settle(cs, []int64{0}, ds)
-		slot.Release()
+		release()
 	}
 }
 

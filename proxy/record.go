@@ -31,6 +31,9 @@ type metrics struct {
 	cache       *prometheus.CounterVec
 	savings     *prometheus.CounterVec
 	unkept      *prometheus.CounterVec
+	shed        *prometheus.CounterVec
+	retries     *prometheus.CounterVec
+	again       *prometheus.CounterVec
 
 	mu      sync.Mutex
 	tenants map[string]bool
@@ -41,7 +44,7 @@ const maxTenantLabels = 1000
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
+		requests:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_requests_total", Help: "Requests by outcome (ok, refused, over_capacity, client_error, upstream_error, client_gone, failed) and model."}, []string{"outcome", "model"}),
 		decisions:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_decisions_total", Help: "Decisions by limit, mode (local: out of a lease; direct: by the owner, asked; refused_local: as the owner said before; degraded: without the owner) and outcome (admitted, refused, shadow_refused)."}, []string{"limit", "mode", "outcome"}),
 		decided:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "headgate_decision_seconds", Help: "One decision over all limits of a request, with what asking the owners took and without the wait of a limit.", Buckets: prometheus.ExponentialBuckets(1e-7, 4, 12)}),
 		tokens:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_tokens_total", Help: "Tokens by kind and model. Once nothing is in flight, reserved - refunded + debt = settled."}, []string{"kind", "model"}),
@@ -57,10 +60,13 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		overrun:     prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_strict_overruns_total", Help: "Answers that cost more than their strict budgets had reserved: the backend does not keep to its caps, or the policy to the model's context."}),
 		cache:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_requests_total", Help: "Requests that the cache had to do with, by tier and outcome (exact: answered by what is kept; stale: that is being refreshed, or the model failed; live: by another request's answer; stale_if_error; failed: by its error; miss: the model was asked; partial: for some of the inputs; refresh; uncacheable; bypass; of the semantic tier: hit, miss, explore, audit, shadow, unfit, failed)."}, []string{"tier", "outcome"}),
 		savings:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_saved_usd_total", Help: "What answers of the cache would have cost, in dollars."}, []string{"tenant"}),
+		shed:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_dropped_total", Help: "Requests refused for want of capacity, by reason, as X-Headgate-Dropped has it (shed_cost, shed_tier, shed_class: before anything was spent; queue_full, ttl_expired, evicted: by the queue; no_backend)."}, []string{"reason"}),
+		retries:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_client_retries_total", Help: "Requests that their client library had sent before, by how often (1, 2, 3+): a storm of them shows here."}, []string{"attempt"}),
+		again:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_backend_retries_total", Help: "Requests sent to another backend before a byte of an answer had come, by reason (unsent: the first can't have had it; lost: it went down; pushed_back: it had no capacity)."}, []string{"reason"}),
 		unkept:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_unkept_total", Help: "Answers that a model gave and that are not kept, by reason (length, tools, timestamps, max_bytes, private: the backend says so; incomplete; cut: to a budget; shape: it can't be looked into)."}, []string{"reason"}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings, m.unkept} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings, m.unkept, m.shed, m.retries, m.again} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -197,6 +203,7 @@ func (x *exchange) record() {
 	if a.firstAt > 0 {
 		m.ttft.WithLabelValues(model).Observe(a.firstAt.Seconds())
 	}
+	x.recordPressure()
 	if x.content != nil {
 		x.content.close(x)
 	}
@@ -212,6 +219,17 @@ func (x *exchange) record() {
 	attrs = append(attrs, slog.Int64("took_us", took.Microseconds()), slog.Int64("first_byte_us", a.firstAt.Microseconds()))
 	attrs = x.wrongAttrs(attrs)
 	log.LogAttrs(x.r.Context(), slog.LevelInfo, "request", attrs...)
+}
+
+// recordPressure counts what was shed, and how often clients come again.
+func (x *exchange) recordPressure() {
+	m := x.p.met
+	if e := x.gotErr; e != nil && e.dropped != "" {
+		m.shed.WithLabelValues(e.dropped).Inc()
+	}
+	if n, err := strconv.Atoi(x.r.Header.Get("X-Stainless-Retry-Count")); err == nil && n > 0 {
+		m.retries.WithLabelValues([...]string{"1", "2", "3+"}[min(n, 3)-1]).Inc()
+	}
 }
 
 // way is who answered: a backend, the cache, the gateway itself, or nobody.
@@ -289,6 +307,8 @@ func (x *exchange) outcome() string {
 		return "client_gone"
 	case x.gotErr != nil:
 		switch e := x.gotErr; {
+		case e.Code == codeOverCapacity:
+			return codeOverCapacity
 		case e.Status == http.StatusTooManyRequests || e.Code == "request_exceeds_limit" || e.Code == "insufficient_quota" || e.Code == "billing_unavailable" || e.Code == "killed" || e.Code == "not_ready":
 			return "refused"
 		case e.Status < http.StatusInternalServerError:

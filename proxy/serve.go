@@ -22,7 +22,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headgate/limiter"
+	"headgate/proxy/affinity"
 	"headgate/proxy/edge"
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
 	"headgate/proxy/upstream"
 )
@@ -31,7 +33,8 @@ import (
 const (
 	defaultTimeout = 10 * time.Minute // as the client libraries have it
 	maxTimeout     = time.Hour
-	maxAttempts    = 3      // backends tried for one request
+	maxAttempts    = 3      // backends that one request is sent to
+	maxTried       = 16     // that it could not be sent to, besides
 	maxFallbacks   = 4      // models tried after the one asked for
 	maxWaiters     = 10_000 // requests held by limits with a wait
 	maxUserName    = 256    // bytes
@@ -88,6 +91,15 @@ type Config struct {
 	Hearing func() bool
 	// BudgetStatus is the status of a refusal by a spent budget; 0: 429.
 	BudgetStatus int
+	// Dispatch gives places at backends that have only so many, in the order of the whole cluster;
+	// nil: as long as there are any, first come, first served.
+	Dispatch Dispatch
+	// Ladder says what is shed and degraded by itself; nil: nothing is.
+	Ladder *ladder.Ladder
+	// Alone says whether this node is the only one, so that it knows where all requests went; nil: it is not.
+	Alone func() bool
+	// CapacityStatus is the status of a refusal for want of capacity; 0: 429.
+	CapacityStatus int
 }
 
 // defaultMaxBody is the largest body taken where the configuration says nothing.
@@ -101,6 +113,7 @@ type Proxy struct {
 	override  atomic.Pointer[override] // nil: never set
 	degraded  atomic.Bool              // as last logged
 	routes    *routes
+	affinity  *affinity.Router
 	bodies    edge.Bodies
 	est       *estimator
 	owners    owners
@@ -118,7 +131,10 @@ func New(cfg Config) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	p := &Proxy{cfg: cfg, routes: newRoutes(), est: newEstimator(), met: met}
+	if cfg.Ladder == nil {
+		cfg.Ladder = ladder.New()
+	}
+	p := &Proxy{cfg: cfg, routes: newRoutes(), affinity: affinity.New(affinity.Config{}), est: newEstimator(), met: met}
 	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.SetSwitches(nil)
 	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {
@@ -170,8 +186,9 @@ type exchange struct {
 	surface    string
 	class      Class
 	timeout    time.Duration
-	hurried    bool // its client has less patience than its plan
-	noDegrade  bool // only the model asked for may answer
+	hurried    bool          // its client has less patience than its plan
+	patience   time.Duration // how long it may wait for a place at a backend
+	noDegrade  bool          // only the model asked for may answer
 
 	route     *route
 	pathID    string
@@ -180,12 +197,20 @@ type exchange struct {
 	earlier   int64          // tokens of the response that this one goes on from
 	guessed   bool           // earlier is not the backend's word
 	asked     *Model         // the one asked for
+	named     string         // by this name
+	routed    *Model         // the one that the policy's routes put in its place, mostly the same
+	rule, why string         // the route that did, and in words how it came to
 	model     *Model         // the one that answers
 	fallsBack bool           // another model may answer if this one does not
 	smaller   bool           // the ladder put a fallback before the one asked for
+	rungs     ladder.Set     // of the ladder, in force for this request
+	cutoff    ladder.Cutoff  // what is shed
+	cut       int64          // tokens at which the ladder ends the answer; 0: it does not
+	served    ladder.Set     // the rungs that made this answer less than what was asked for
 	only      string         // the one endpoint that can answer, "" if any
 	owned     string         // the id of the response that was recorded as the caller's
 	slot      *upstream.Slot // of the last attempt; given back once the answer is complete
+	line      line           // at a backend
 	cache     consult
 	res       reservation
 	tab       tab
@@ -234,12 +259,26 @@ func (x *exchange) run(serve func() error) (aborted bool) {
 	if err == nil {
 		return false
 	}
-	x.gotErr = asError(err)
-	if x.answer.started {
+	x.gotErr = x.failed(err)
+	switch {
+	case x.relieve():
+	case x.answer.begun:
 		return true
+	case x.answer.started: // while it waited
+		x.refuseInBand(x.gotErr)
+	default:
+		x.refuse(x.gotErr)
 	}
-	x.refuse(x.gotErr)
 	return false
+}
+
+// failed is err as the client gets it.
+func (x *exchange) failed(err error) *Error {
+	e := asError(err)
+	if e.Code == codeOverCapacity && x.p.cfg.CapacityStatus != 0 && e.Status == http.StatusTooManyRequests {
+		e.Status = x.p.cfg.CapacityStatus
+	}
+	return e
 }
 
 // serve is the pipeline. Whatever it leaves reserved, finish settles.
@@ -272,8 +311,9 @@ func (x *exchange) serve() error {
 	if err != nil {
 		return x.chargeMalformed(err)
 	}
+	x.shorten()
 	x.consider()
-	if x.cache.shed = x.shed(); x.cache.shed != nil && x.cache.surface == nil {
+	if x.cache.shed = x.shed(candidates[0]); x.cache.shed != nil && x.cache.surface == nil {
 		return x.cache.shed
 	}
 	// A fallback is admitted and charged like the model asked for; what was reserved
@@ -373,7 +413,7 @@ func (x *exchange) identify() error {
 	default:
 		return malformed(http.StatusBadRequest, "X-Headgate-No-Degrade", "X-Headgate-No-Degrade must be true or false")
 	}
-	if x.timeout == 0 {
+	if x.patience = clientPatience(h, x.timeout); x.timeout == 0 {
 		x.timeout = defaultTimeout
 	}
 	if s := h.Get("X-Headgate-Timeout"); s != "" {
@@ -383,6 +423,7 @@ func (x *exchange) identify() error {
 		}
 		x.hurried = d < x.timeout
 		x.timeout = min(d, x.timeout)
+		x.patience = x.timeout
 	}
 	return nil
 }
@@ -396,14 +437,6 @@ func (x *exchange) matchRoute() error {
 		return errForbidden("", "this key may not use the %s routes", rt.name)
 	}
 	x.route, x.pathID = rt, id
-	return nil
-}
-
-// shed refuses what the ladder gives up for the others.
-func (x *exchange) shed() *Error {
-	if x.class == BestEffort && x.p.switches.Load().on(rungShed, x.start) {
-		return errShed()
-	}
 	return nil
 }
 
@@ -496,7 +529,7 @@ func (x *exchange) resolve() ([]*Model, error) {
 	if e := x.killed(name, m); e != nil { // whatever was thrown while the body came
 		return nil, e
 	}
-	x.asked = m
+	x.asked, x.routed, x.named = m, m, name
 	if id := x.in.PreviousResponseID; id != "" {
 		o, ok := x.p.owners.get(id)
 		if !ok || o.tenant != x.caller.Tenant {
@@ -504,9 +537,12 @@ func (x *exchange) resolve() ([]*Model, error) {
 			return nil, e
 		}
 		x.only, x.earlier, x.guessed = o.endpoint, o.tokens, o.guessed
+		x.descend()
 		return []*Model{m}, nil
 	}
-	return x.candidates(m), nil
+	x.steer()
+	x.descend()
+	return x.fitting(x.candidates(x.routed))
 }
 
 // candidates are the models that may answer for m, in the order in which they are tried.
@@ -521,9 +557,7 @@ func (x *exchange) candidates(m *Model) []*Model {
 			ms = append(ms, fm)
 		}
 	}
-	// Vectors and tokens of two models don't mix: the ladder leaves those routes alone.
-	generates := x.route == nil || x.route.generate
-	if x.smaller = len(ms) > 1 && generates && s.on(rungSmaller, x.start); x.smaller {
+	if x.smaller = len(ms) > 1 && x.generates() && x.rungs.Has(ladder.SmallerModel); x.smaller {
 		ms = append(ms[1:], m) // better than no answer
 	}
 	return ms
@@ -550,13 +584,13 @@ func (x *exchange) modelNames() []string {
 
 // mayFallBack: another model can help only where this one is exhausted or has no backend.
 func (x *exchange) mayFallBack(err error) bool {
-	if x.answer.started || x.r.Context().Err() != nil {
+	if x.answer.begun || x.r.Context().Err() != nil {
 		return false
 	}
 	if _, ok := errors.AsType[*Error](err); ok {
 		return x.res.refusedModel
 	}
-	return errors.Is(err, upstream.ErrNoBackend) || errors.Is(err, upstream.ErrSaturated) || upstream.Retryable(err)
+	return full(err) || errors.Is(err, upstream.ErrNoBackend) || upstream.Retryable(err) || x.mayReplay(err)
 }
 
 // refuse answers with an error, also where the context has ended: a body that broke off

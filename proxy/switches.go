@@ -2,9 +2,9 @@ package proxy
 
 import (
 	"cmp"
-	"fmt"
-	"strings"
 	"time"
+
+	"headgate/proxy/ladder"
 )
 
 // Switches is what the operators have thrown: kill switches and rungs of the ladder. It is
@@ -18,8 +18,10 @@ type Switches struct {
 	// fallback; an alias covers the requests that name it.
 	Models map[string]*Kill
 	// Rungs in force, by name, until when; the zero time is until taken back. Names that
-	// Rungs() does not list, of a newer version perhaps, have no effect here.
+	// are none of the ladder's, of a newer version perhaps, have no effect here.
 	Rungs map[string]time.Time
+
+	hand ladder.Hand // Rungs, as requests read them
 }
 
 // Kill is a kill switch that is thrown. Reason is shown to those whom it refuses.
@@ -33,7 +35,9 @@ func (p *Proxy) SetSwitches(s *Switches) {
 	if s == nil {
 		s = &Switches{}
 	}
-	p.switches.Store(s)
+	own := *s
+	own.hand = ladder.ByHand(s.Rungs)
+	p.switches.Store(&own)
 }
 
 // killed is the refusal by a switch thrown against the caller or m, nil if there is none. m
@@ -70,41 +74,4 @@ func (s *Switches) model(name string, m *Model) *Kill {
 		return k
 	}
 	return s.Models[name]
-}
-
-func (s *Switches) on(rung string, now time.Time) bool {
-	until, ok := s.Rungs[rung]
-	return ok && (until.IsZero() || now.Before(until))
-}
-
-// Rung is a step of the degradation ladder.
-type Rung struct {
-	Name   string `json:"name"`
-	Effect string `json:"effect"` // one line, for people
-}
-
-// The rungs.
-const (
-	rungShed    = "shed_best_effort"
-	rungSmaller = "smaller_model"
-)
-
-// Rungs lists the rungs that have an effect, in the order in which they hurt.
-func Rungs() []Rung {
-	return []Rung{
-		{rungShed, "requests of class best_effort are refused as over_capacity"},
-		{rungSmaller, "what generates is answered by the first of its model's fallbacks that can, unless the client says X-Headgate-No-Degrade: true"},
-	}
-}
-
-// CheckRung says which rungs there are if name is none of them.
-func CheckRung(name string) error {
-	var names []string
-	for _, r := range Rungs() {
-		if r.Name == name {
-			return nil
-		}
-		names = append(names, r.Name)
-	}
-	return fmt.Errorf("rung %q is not known; use one of %s", clip(name, 64), strings.Join(names, ", "))
 }

@@ -19,17 +19,18 @@ func TestSwitchesCostNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	others := map[string]*Kill{"other": {}}
-	p.SetSwitches(&Switches{Tenants: others, Keys: others, Models: others, Rungs: map[string]time.Time{rungShed: {}, rungSmaller: time.Unix(1, 0)}})
+	p.SetSwitches(&Switches{Tenants: others, Keys: others, Models: others, Rungs: map[string]time.Time{"shed_best_effort": {}, "smaller_model": time.Unix(1, 0)}})
 	p.SetOverride(Allow, time.Now().Add(time.Hour))
 	l := Limit{Name: "l", Bucket: "l", Scope: ScopeKey, Spec: &limiter.Limit{Burst: 1}}
 	m := &Model{Name: "m"}
-	x := &exchange{p: p, r: &http.Request{}, start: time.Now(), user: "u", asked: m, model: m, caller: &Caller{KeyID: "k", Tenant: "t", Limits: []Limit{l, l, l}}}
+	x := &exchange{p: p, r: &http.Request{}, start: time.Now(), user: "u", asked: m, routed: m, model: m, route: &route{generate: true}, caller: &Caller{KeyID: "k", Tenant: "t", Limits: []Limit{l, l, l}}}
 	keep := func(*Limit) bool { return true }
 	for _, by := range []limiter.By{limiter.ByLease, limiter.ByOwner, limiter.ByAllow} {
 		x.res.degraded = false
 		ok := true
 		if n := testing.AllocsPerRun(100, func() {
-			ok = ok && x.killed("m", m) == nil && x.shed() == nil && !p.switches.Load().on(rungSmaller, x.start)
+			x.descend()
+			ok = ok && x.killed("m", m) == nil && x.shed(m) == nil
 			x.charge(0, keep)
 			x.res.decisions[2].By = by
 			x.res.decided()

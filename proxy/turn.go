@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
 )
 
@@ -174,7 +176,7 @@ func (x *exchange) cacheContext() CacheContext {
 	s := x.cache.surface
 	cc := CacheContext{
 		Tenant: x.caller.Tenant, Surface: s.Name, Template: s.Template, Model: x.model.Upstream, ModelVersion: x.model.Version,
-		Backends: x.model.Backends, Path: x.r.URL.Path, Query: x.r.URL.RawQuery, Normalize: s.Exact.Normalize, Body: x.body.Bytes(),
+		Backends: x.model.Backends, Path: x.r.URL.Path, Query: x.r.URL.RawQuery, Normalize: s.Exact.Normalize, Body: x.sentBody(),
 	}
 	if !s.Share {
 		cc.User, cc.Claimed = x.payer(), cmp.Or(x.in.User, x.in.EndUser)
@@ -187,6 +189,14 @@ func (x *exchange) cacheContext() CacheContext {
 		}
 	}
 	return cc
+}
+
+// sentBody is the body as the ladder leaves it.
+func (x *exchange) sentBody() []byte {
+	if x.cut == 0 {
+		return x.body.Bytes()
+	}
+	return bytes.Join(x.in.Pieces(x.body.Bytes(), openai.Changes{Cap: x.cut}), nil)
 }
 
 // try answers by x.model: from the cache where it can, else from a backend.
@@ -397,6 +407,9 @@ func (x *exchange) leadFor() time.Duration {
 func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	c := &x.cache
 	c.fill, c.stale, c.pub = t.Fill, t.Stale, publisher{}
+	if x.rungs.Has(ladder.StaleCache) && c.stale != nil && c.mode == cacheUse && !c.early && x.serveRipe(c.stale, metered) {
+		return nil
+	}
 	if x.similar(metered) {
 		return nil
 	}
@@ -410,7 +423,7 @@ func (x *exchange) lead(t *CacheTurn, metered bool) error {
 	}
 	err := x.forward()
 	x.endFill(x.failedLead(err)) // unless it has ended
-	if err != nil && !x.answer.started && c.stale != nil && x.r.Context().Err() == nil && !isRefusal(err) && x.serveStale(c.stale) {
+	if err != nil && !x.answer.begun && c.stale != nil && x.r.Context().Err() == nil && !isRefusal(err) && x.serveStale(c.stale) {
 		return nil
 	}
 	return err
@@ -561,6 +574,20 @@ func (x *exchange) serveStale(k *Cached) bool {
 	return true
 }
 
+// serveRipe answers with what is too old since the ladder says so, without asking the model.
+func (x *exchange) serveRipe(k *Cached, metered bool) bool {
+	body, contentType, ok := x.shaped(k)
+	if !ok {
+		return false
+	}
+	x.served |= ladder.SetOf(ladder.StaleCache)
+	x.endFill(FillEnd{Kind: FillUnasked})
+	ripe := *k
+	ripe.Stale, ripe.Refresh = true, false
+	x.handOut(&ripe, body, contentType, metered)
+	return true
+}
+
 // serveFailed passes the model's error on, as it was told to another request.
 func (x *exchange) serveFailed(f *CacheFailure, metered bool) error {
 	x.cached("failed")
@@ -629,7 +656,7 @@ func (x *exchange) followLive(live CacheStream, metered bool) error {
 	x.answer.status = http.StatusOK
 	src := &source{ctx: ctx, r: &liveReader{ctx: ctx, live: live}, alive: func() { silence.Reset(x.timeout) }}
 	err := x.relayStream(src, x.newSink())
-	if err != nil && !x.answer.started && ctx.Err() == nil {
+	if err != nil && !x.answer.begun && ctx.Err() == nil {
 		x.cache.tier = ""
 		if !metered { // else what was reserved is for the answer that comes instead
 			x.settleBill(outcomeRefused)

@@ -96,6 +96,7 @@ func bindNode(fs *pflag.FlagSet, c *node.Config) {
 	fs.IntVar(&c.MaxConnsPerIP, "max-conns-per-ip", c.MaxConnsPerIP, "connections of one address at once (default 1000)")
 	fs.IntVar(&c.MaxBuckets, "max-buckets", c.MaxBuckets, "buckets kept at once (default 1048576)")
 	fs.StringVar(&c.DecisionLog, "decision-log", c.DecisionLog, "file that gets a line for each decision on limits; for tests, it grows without bound")
+	fs.IntVar(&c.CapacityStatus, "capacity-status", c.CapacityStatus, "what a refusal for want of capacity answers: 429 or, for balancers that go elsewhere then, 503 (default 429)")
 	fs.IntVar(&c.BudgetStatus, "budget-status", c.BudgetStatus, "what an exhausted budget answers: 429 or, for clients that try every 429 again, 402 (default 429)")
 	fs.Var((*span)(&c.UsageRetention), "usage-retention", "how long the usage log is kept, such as 90d (default 400d)")
 	fs.Int64Var(&c.UsageMaxBytes, "usage-max-bytes", c.UsageMaxBytes, "size of the usage log beyond which the oldest of it goes (default 10 GiB)")

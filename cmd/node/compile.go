@@ -1,10 +1,12 @@
 package node
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,11 +20,20 @@ import (
 
 // backends are the policy's, with their keys from the environment.
 func backends(p *ledger.Policy) []upstream.Backend {
+	serves := map[string][]string{}
+	for _, m := range p.Models {
+		for _, b := range m.Backends {
+			serves[b] = append(serves[b], m.Name)
+		}
+	}
 	out := make([]upstream.Backend, 0, len(p.Backends))
-	for _, b := range p.Backends {
+	for _, b := range p.ResolvedBackends() {
+		kind, _ := upstream.ParseKind(b.Kind) // validated
 		u := upstream.Backend{
 			Name: b.Name, URL: b.URL, Slots: b.Slots, CAFile: b.CAFile, CertFile: b.CertFile, KeyFile: b.KeyFile,
-			ServerName: b.ServerName, HealthPath: b.HealthPath,
+			ServerName: b.ServerName, HealthPath: b.HealthPath, Kind: kind, Serves: serves[b.Name], Overflow: b.Overflow, SlotTokens: b.SlotTokens,
+			APIKeyFile: b.APIKeyFile, Models: b.Models, MetricsPath: cmp.Or(b.MetricsPath, "none"),
+			ConnectTimeout: b.ConnectTimeout, FirstByteTimeout: b.FirstByteTimeout, IdleTimeout: b.IdleTimeout,
 		}
 		if b.APIKeyEnv != "" {
 			u.APIKey = os.Getenv(b.APIKeyEnv)
@@ -68,6 +79,7 @@ func (c *compiler) snapshot(ix *ledger.Index, secret []byte) *proxy.Snapshot {
 		}
 	}
 	s.Surfaces = surfaces(ix, s.Models)
+	s.Routes, s.KeepAlive = routes(ix), ix.Capacity.KeepAlive
 	var callers sync.Map // *ledger.KeyRecord → *proxy.Caller, each made when first seen
 	s.Lookup = func(hash [32]byte) (*proxy.Caller, bool) {
 		lc, ok := ix.Lookup(hash)
@@ -107,6 +119,7 @@ func model(m *ledger.Model) *proxy.Model {
 	pm.UpperBound = func(input, output, images, audioSeconds int64) int64 {
 		return int64(m.UpperBound(input, output, images, audioSeconds))
 	}
+	pm.Affinity = [...]proxy.Affinity{proxy.ByPrefix, proxy.BySession, proxy.ByNothing}[slices.Index([]string{"prefix", "session", "none"}, m.AffinityOf())]
 	if pm.Upstream == "" {
 		pm.Upstream = m.Name
 	}
@@ -116,7 +129,7 @@ func model(m *ledger.Model) *proxy.Model {
 func (c *compiler) caller(s *proxy.Snapshot, lc ledger.Caller) *proxy.Caller {
 	k, t := lc.Key, lc.Tenant
 	pc := &proxy.Caller{
-		KeyID: k.ID, Tenant: t.Name, User: k.User,
+		KeyID: k.ID, Tenant: t.Name, User: k.User, Tier: lc.Plan.Tier,
 		Revoked: k.Revoked, Suspended: t.Suspended, Expires: k.Expires(),
 		Models: c.models(s, k.Models), Routes: set(k.Routes), Surfaces: set(k.Surfaces), AssertUser: k.AssertUser,
 		Timeout: time.Duration(lc.Plan.Timeout), LastUsed: c.used(k.ID),

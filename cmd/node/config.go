@@ -60,6 +60,7 @@ type Config struct {
 	// SemanticMaxBytes is of memory for what serves other wordings; 0: 128 MiB.
 	SemanticMaxBytes int64 `yaml:"semantic_max_bytes"`
 
+	CapacityStatus int      `yaml:"capacity_status"` // what a refusal for want of capacity answers: 429, or 503
 	BudgetStatus   int      `yaml:"budget_status"`   // what an exhausted budget answers: 429, or 402 for clients that retry every 429
 	UsageRetention Duration `yaml:"usage_retention"` // of the usage log
 	UsageMaxBytes  int64    `yaml:"usage_max_bytes"` // of the usage log; the oldest files go first
@@ -153,6 +154,8 @@ func (c *Config) Validate() error {
 		return errors.New("data-dir is empty; name a folder that the node may write")
 	case c.BudgetStatus != 0 && c.BudgetStatus != http.StatusTooManyRequests && c.BudgetStatus != http.StatusPaymentRequired:
 		return fmt.Errorf("budget-status %d is neither 429 nor 402", c.BudgetStatus)
+	case c.CapacityStatus != 0 && c.CapacityStatus != http.StatusTooManyRequests && c.CapacityStatus != http.StatusServiceUnavailable:
+		return fmt.Errorf("capacity-status %d is neither 429 nor 503", c.CapacityStatus)
 	case c.UsageRetention < 0 || c.UsageMaxBytes < 0:
 		return errors.New("usage-retention or usage-max-bytes is below 0; leave it out for the default")
 	case c.CacheMaxBytes != 0 && c.CacheMaxBytes < minCacheBytes:

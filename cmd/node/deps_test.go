@@ -44,7 +44,7 @@ var arrows = []arrow{
 	{"proxy/capacity", nil},
 	{"proxy/dispatch/dispatchpb", nil},
 	{"proxy/dispatch", []string{"proxy/queue", "proxy/capacity", "proxy/dispatch/dispatchpb"}},
-	{"proxy/route", nil},
+	{"proxy/route", []string{"proxy/affinity"}},
 	{"proxy/affinity", nil},
 	{"proxy/ladder", []string{"proxy/openai"}},
 	{"proxy/edge", []string{"limiter"}},

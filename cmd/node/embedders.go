@@ -64,7 +64,7 @@ func (n *Node) post(ctx context.Context, m *proxy.Model, path string, body []byt
 	var tried []string
 	var last error
 	for range maxPosts {
-		slot, err := n.pool.Acquire(m.Backends, tried)
+		slot, err := n.ownPlace(ctx, m, tried, int64(len(body)))
 		if err != nil {
 			return nil, errors.Join(err, last)
 		}

@@ -62,6 +62,7 @@ func (n *Node) stepped(v *ledger.View) {
 	}
 	n.limits.Step(leaseView(v, n.cluster.Fence().Ring()))
 	n.similar.cache.Moved()
+	n.admission.dispatch.Moved()
 	n.notify()
 }
 
@@ -210,6 +211,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 		n.log.Info("policy in force", "revision", r.Revision)
 	}
 	s.index, s.policy, s.split, s.compiled = ix, r, share, ix.Revision
+	n.admit(ix, r.Number())
 	n.proxy.Apply(n.compiler.snapshot(ix, n.truth.Facts().ClusterID))
 	close(n.inForce)
 	n.inForce = make(chan struct{})

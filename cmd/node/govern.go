@@ -19,6 +19,7 @@ import (
 	"headgate/cluster/ledger/ledgerpb"
 	"headgate/proxy"
 	"headgate/proxy/admin"
+	"headgate/proxy/ladder"
 )
 
 // govern is the part of the admin API that the whole cluster answers for.
@@ -338,9 +339,9 @@ func (n *Node) unknownTarget(kind ledger.KillKind, name string) []string {
 func (n *Node) ladder(context.Context) ([]admin.Rung, error) {
 	f, now := n.truth.Facts(), time.Now()
 	var out []admin.Rung
-	for _, r := range proxy.Rungs() {
-		a := admin.Rung{Rung: r.Name, Effect: r.Effect}
-		if s, ok := f.Rungs.Lookup(r.Name); ok && (s.Expires.IsZero() || now.Before(s.Expires)) {
+	for _, r := range ladder.Rungs() {
+		a := admin.Rung{Rung: r.String(), Effect: r.Effect(), Models: n.automatic(r)}
+		if s, ok := f.Rungs.Lookup(r.String()); ok && (s.Expires.IsZero() || now.Before(s.Expires)) {
 			a.On, a.Reason, a.Actor, a.At, a.Expires = true, s.Reason, s.Actor, s.Time, s.Expires
 		}
 		out = append(out, a)
@@ -349,7 +350,7 @@ func (n *Node) ladder(context.Context) ([]admin.Rung, error) {
 }
 
 func (n *Node) setRung(ctx context.Context, by admin.Actor, c admin.RungChange) (admin.Done, error) {
-	if err := proxy.CheckRung(c.Rung); err != nil {
+	if _, err := ladder.ParseRung(c.Rung); err != nil {
 		return admin.Done{}, &admin.Error{Code: admin.NotFound, Err: err}
 	}
 	set := &ledgerpb.SetRung{Rung: c.Rung, On: c.On, Reason: c.Reason}
@@ -532,6 +533,7 @@ func (n *Node) setSwitches(f *ledger.Facts) {
 		for _, r := range f.Rungs.All() {
 			s.Rungs[r.Name] = r.Expires
 		}
+		n.applyDrains(f)
 	}
 	n.proxy.SetSwitches(s)
 }

@@ -71,6 +71,7 @@ type Node struct {
 	money     *money
 	answers   *cache.Exact
 	similar   *similar
+	admission admission
 	shelf     *cache.Store // of answers
 
 	cacheWatch   *cacheWatch
@@ -254,6 +255,7 @@ func (n *Node) services(s *grpc.Server) {
 	journal.Register(s, n.money.journal)
 	n.answers.Register(s)
 	n.similar.cache.Register(s)
+	n.admission.dispatch.Register(s)
 }
 
 // ConfigError is a mistake of the operator's, not a failure.
@@ -270,7 +272,7 @@ func (n *Node) build() error {
 	if n.limits, err = n.newLimits(); err != nil {
 		return &ConfigError{err}
 	}
-	if n.pool, err = upstream.NewPool(upstream.Config{Logger: n.log}); err != nil {
+	if n.pool, err = upstream.NewPool(upstream.Config{Logger: n.log, Peers: n.size}); err != nil {
 		return &ConfigError{err}
 	}
 	pre, err := edge.NewPrefilter(edge.PrefilterConfig{
@@ -320,10 +322,14 @@ func (n *Node) build() error {
 	if err := n.openSemantic(); err != nil {
 		return &ConfigError{err}
 	}
+	if err := n.openAdmission(); err != nil {
+		return &ConfigError{err}
+	}
 	kept := answers{n.answers, n.caches}
 	n.cacheWatch = newCacheWatch(n.caches, n.ticks, n.registry)
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
+		Dispatch: n.admission.dispatch, Ladder: n.admission.ladder, CapacityStatus: n.cfg.CapacityStatus, Alone: func() bool { return n.size() == 1 },
 		Cache: kept, Elements: kept, Semantic: n.similar, Hearing: n.hearing, Watch: n.cacheWatch,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})
@@ -412,6 +418,9 @@ func (n *Node) Run(ctx context.Context) error {
 	start(func() error { n.limits.Run(work); return nil })
 	start(func() error { return n.answers.Run(work) })
 	start(func() error { n.similar.run(work); return nil })
+	start(func() error { n.admission.dispatch.Run(work); return nil })
+	start(func() error { n.admission.fleet.Run(work); return nil })
+	start(func() error { n.runAdmission(work); return nil })
 	start(func() error { n.money.budgets.Run(work); return nil })
 	start(func() error { n.money.settlePast(work); return nil })
 	start(func() error { n.follow(work); return nil })

@@ -174,7 +174,8 @@ type KillSwitch struct {
 type Rung struct {
 	Rung    string    `json:"rung"`
 	Effect  string    `json:"effect,omitempty"` // what it does, in a line
-	On      bool      `json:"on"`
+	On      bool      `json:"on"`               // by hand, in the whole cluster
+	Models  []string  `json:"models,omitempty"` // for which it is on by itself, as this node sees it
 	Reason  string    `json:"reason,omitempty"`
 	Actor   string    `json:"actor,omitempty"`
 	At      time.Time `json:"at,omitzero"`

@@ -1,0 +1,376 @@
+package proxy_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"headgate/bench/fakevllm"
+	"headgate/proxy"
+	"headgate/proxy/queue"
+	"headgate/proxy/route"
+	"headgate/proxy/upstream"
+)
+
+// oneSlot is a model server that is asked one thing at a time.
+func oneSlot(s setup) setup {
+	s.backends = []upstream.Backend{{Name: "vllm", Slots: 1}}
+	return s
+}
+
+// TestWaitsForItsPlace: what finds no slot waits, nobody gets more than there are, and all are served.
+func TestWaitsForItsPlace(t *testing.T) {
+	w := newWorld(t, oneSlot(setup{limits: []proxy.Limit{limit(proxy.Requests, 10)}, queue: queue.Config{TargetWait: time.Hour}}))
+	w.fake.Hold()
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { w.do(call{body: chat}).want(t, 200) })
+	}
+	w.eventually(func() bool { return w.dispatch.Waiting() == 1 })
+	if s := w.fake.Stats(); s.InFlight != 1 {
+		t.Errorf("%d requests at a backend of one slot", s.InFlight)
+	}
+	w.fake.Release()
+	wg.Wait()
+	if got := w.spent(w.caller.Limits[0]); got != 2 {
+		t.Errorf("%d requests spent", got)
+	}
+}
+
+// TestFullQueueIsNotQuota: the refusal says that it is the fleet's, when to come again, and costs nothing.
+func TestFullQueueIsNotQuota(t *testing.T) {
+	for _, c := range []struct{ status, want int }{{0, 429}, {503, 503}} {
+		w := newWorld(t, oneSlot(setup{limits: []proxy.Limit{limit(proxy.Requests, 100)}, full: c.status, queue: queue.Config{Tickets: 3}}))
+		w.fake.Hold()
+		leave := w.start(call{body: chat}, 0)
+		w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+		ctx, gone := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for w.dispatch.Waiting() < 3 {
+			before := w.dispatch.Waiting()
+			wg.Go(func() {
+				if resp, err := w.client.Do(w.request(ctx, call{body: chat})); err == nil {
+					_ = resp.Body.Close()
+				}
+			})
+			w.eventually(func() bool { return w.dispatch.Waiting() > before || w.metric("headgate_dropped_total") > 0 })
+			if w.metric("headgate_dropped_total") > 0 {
+				break
+			}
+		}
+		a := w.do(call{body: chat}).refused(t, c.want, "over_capacity")
+		if a.header.Get("X-Headgate-Dropped") != "queue_full" || a.header.Get("Retry-After") == "" || !strings.Contains(a.body, "not your quota") || a.field("limit") != nil {
+			t.Errorf("%v %s", a.header, a.body)
+		}
+		if w.metric("headgate_requests_total", "outcome", "over_capacity") == 0 {
+			t.Error("it is not told apart in the metrics")
+		}
+		gone()
+		wg.Wait()
+		w.eventually(func() bool { return w.dispatch.Waiting() == 0 }) // who leaves frees its place
+		leave()
+		w.fake.Release()
+		w.settled()
+		if got := w.spent(w.caller.Limits[0]); got > 1 {
+			t.Errorf("%d requests spent, of which one reached the backend", got)
+		}
+	}
+}
+
+// TestPatienceIsTheClients: a request that waits longer than its client is dropped, and never sent.
+func TestPatienceIsTheClients(t *testing.T) {
+	for name, h := range map[string]http.Header{
+		"ours":    header("X-Headgate-Timeout", "0.05"),
+		"library": header("X-Stainless-Timeout", "0.05"),
+		"python":  header("X-Stainless-Read-Timeout", "0.05"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, oneSlot(setup{queue: queue.Config{TargetWait: time.Hour}}))
+			w.fake.Hold()
+			leave := w.start(call{body: chat}, 0)
+			defer leave()
+			w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+			a := w.do(call{body: chat, header: h}).refused(t, 429, "over_capacity")
+			if got := a.header.Get("X-Headgate-Dropped"); got != "ttl_expired" {
+				t.Errorf("dropped: %q", got)
+			}
+			if w.dispatch.Waiting() != 0 || w.fake.Stats().Requests != 1 {
+				t.Errorf("%d wait, %+v", w.dispatch.Waiting(), w.fake.Stats())
+			}
+		})
+	}
+}
+
+// TestSignsOfLife: a stream that waits shows comments, and goes on as one, or fails in band.
+func TestSignsOfLife(t *testing.T) {
+	for name, c := range map[string]struct {
+		header http.Header
+		want   string
+	}{
+		"served":  {want: "data: [DONE]"},
+		"dropped": {header: header("X-Headgate-Timeout", "0.2"), want: `"over_capacity"`},
+		"failed":  {header: fault("500"), want: `"error"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, oneSlot(setup{keepAlive: 10 * time.Millisecond, queue: queue.Config{TargetWait: time.Hour}}))
+			w.fake.Hold()
+			leave := w.start(call{body: chat}, 0)
+			w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+			resp := must[*http.Response](t)(w.client.Do(w.request(patience(t), call{body: streamed, header: c.header})))
+			defer resp.Body.Close()
+			first := make([]byte, 8)
+			if _, err := resp.Body.Read(first); err != nil || !strings.HasPrefix(string(first), ": ") {
+				t.Fatalf("the first sign is %q: %v", first, err)
+			}
+			if name != "dropped" {
+				leave()
+				w.fake.Release()
+			} else {
+				defer leave()
+			}
+			var rest strings.Builder
+			if _, err := fmt.Fprint(&rest, readAll(resp)); err != nil || !strings.Contains(rest.String(), c.want) || resp.StatusCode != 200 {
+				t.Errorf("status %d: %s", resp.StatusCode, rest.String())
+			}
+			if strings.Contains(strings.ReplaceAll(rest.String(), ": waiting for a place\n\n", ""), "{\n") {
+				t.Errorf("a frame of several lines: %s", rest.String())
+			}
+		})
+	}
+}
+
+func readAll(resp *http.Response) string {
+	var b strings.Builder
+	buf := make([]byte, 4096)
+	for {
+		n, err := resp.Body.Read(buf)
+		b.Write(buf[:n])
+		if err != nil {
+			return b.String()
+		}
+	}
+}
+
+// TestLongPromptsTakeMoreSlots: a request is as large as its tokens.
+func TestLongPromptsTakeMoreSlots(t *testing.T) {
+	w := newWorld(t, setup{backends: []upstream.Backend{{Name: "vllm", Slots: 8, SlotTokens: 10}}})
+	w.fake.Hold()
+	leave := w.start(call{path: "/v1/completions", body: exact}, 0)
+	defer leave()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	leave2 := w.start(call{path: "/v1/completions", body: plainCall}, 0)
+	defer leave2()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 2 })
+	w.places.mu.Lock()
+	defer w.places.mu.Unlock()
+	if got := w.places.used["vllm"]; got != 1+4 {
+		t.Errorf("10 and 64 tokens take %d slots of 8 at 10 tokens a slot", got)
+	}
+}
+
+// dying is a backend that accepts connections and answers nothing until it is killed.
+type dying struct {
+	l     net.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+	came  chan struct{}
+	head  bool // it answers with a stream's head, and no token
+}
+
+func newDying(t *testing.T, head bool) *dying {
+	m := &dying{l: must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0")), came: make(chan struct{}, 64), head: head}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := m.l.Accept()
+			if err != nil {
+				return
+			}
+			m.mu.Lock()
+			m.conns = append(m.conns, c)
+			m.mu.Unlock()
+			go m.take(c)
+		}
+	}()
+	t.Cleanup(func() { m.kill(); <-done })
+	return m
+}
+
+func (m *dying) take(c net.Conn) {
+	r, err := http.ReadRequest(bufio.NewReader(c))
+	if err != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, r.Body)
+	if m.head {
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+	}
+	m.came <- struct{}{}
+}
+
+// kill resets all connections.
+func (m *dying) kill() {
+	_ = m.l.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	}
+	m.conns = nil
+}
+
+// TestLostBackendLosesNothing: what had not begun to be answered by a backend that dies is answered by
+// another, and charged once, also under a strict budget; its client sees nothing of it.
+func TestLostBackendLosesNothing(t *testing.T) {
+	for _, head := range []bool{false, true} {
+		for _, body := range []string{chat, streamed} {
+			t.Run(fmt.Sprintf("head=%t stream=%t", head, body == streamed), func(t *testing.T) {
+				m := newDying(t, head && body == streamed)
+				w := newWorld(t, setup{
+					limits: []proxy.Limit{limit(proxy.Tokens, 1000), limit(proxy.Requests, 10)}, models: []*proxy.Model{model("m", "dying", "vllm")},
+					backends: []upstream.Backend{{Name: "dying", URL: "http://" + m.l.Addr().String(), Slots: 2}, {Name: "vllm", Slots: 2}},
+				})
+				got := make(chan answer, 4)
+				for range 4 {
+					go func() { got <- w.do(call{body: body}) }()
+				}
+				<-m.came
+				m.kill()
+				for range 4 {
+					a := <-got
+					a.want(t, 200)
+					if a.err != nil || a.header.Get("X-Headgate-Backend") != "vllm" {
+						t.Errorf("%v %v", a.err, a.header)
+					}
+				}
+				w.settled()
+				if n, asked := w.spent(w.caller.Limits[1]), w.fake.Stats().Requests; n != asked {
+					t.Errorf("%d requests spent on %d answers", n, asked)
+				}
+			})
+		}
+	}
+}
+
+// TestPushedBack: a backend that has no capacity is passed over where there is another; the last one's word
+// is the client's.
+func TestPushedBack(t *testing.T) {
+	full := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer full.Close()
+	w := newWorld(t, setup{
+		models: []*proxy.Model{model("m", "full", "vllm"), model("only", "full")}, backends: []upstream.Backend{{Name: "full", URL: full.URL, Slots: 4}, {Name: "vllm", Slots: 4}},
+	})
+	for range 4 {
+		if a := w.do(call{body: chat}).want(t, 200); a.header.Get("X-Headgate-Backend") != "vllm" {
+			t.Errorf("%v", a.header)
+		}
+	}
+	a := w.do(call{body: strings.Replace(chat, `"m"`, `"only"`, 1)}).want(t, 429)
+	if a.header.Get("Retry-After") == "" {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+}
+
+// TestRoutes choose the model, once, and an explanation says how.
+func TestRoutes(t *testing.T) {
+	rules := []route.Rule{
+		{Name: "cheap", Match: route.Match{Models: []string{"big"}, Input: route.Range{Below: new(int64(50))}}, To: []route.Arm{{Model: "small", Weight: 1}}},
+		{Name: "back", Match: route.Match{Models: []string{"small"}}, To: []route.Arm{{Model: "big", Weight: 1}}},
+	}
+	w := newWorld(t, setup{models: twoModels(), routes: rules, backends: []upstream.Backend{{Name: "vllm"}, {Name: "vllm2"}}, fake: fakevllm.Config{Models: []string{"BIG", "SMALL"}}})
+	for _, c := range []struct{ body, want string }{
+		{toBig, "SMALL"},
+		{strings.Replace(toBig, `"hi"`, `"`+strings.Repeat("hi there ", 100)+`"`, 1), "BIG"},
+	} {
+		a := w.do(call{body: c.body}).want(t, 200)
+		if got := w.last().Model; got != c.want || a.header.Get("X-Headgate-Degraded") != "" {
+			t.Errorf("%s answered, want %s; degraded %q", got, c.want, a.header.Get("X-Headgate-Degraded"))
+		}
+	}
+	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "big", "", 10, 1)); e.Model != "small" || e.Route != "cheap" || e.Routed == "" {
+		t.Errorf("%+v", e)
+	}
+	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "big", "", 100, 1)); e.Model != "big" || e.Route != "" || len(e.Places) != 1 || e.Places[0].Backend != "vllm" {
+		t.Errorf("%+v", e)
+	}
+}
+
+// TestRouteToWhatTheKeyMayNot leaves the model asked for.
+func TestRouteToWhatTheKeyMayNot(t *testing.T) {
+	w := newWorld(t, setup{
+		models: twoModels(), routes: []route.Rule{{Name: "all", To: []route.Arm{{Model: "small"}}}}, fake: fakevllm.Config{Models: []string{"BIG", "SMALL"}},
+		backends: []upstream.Backend{{Name: "vllm"}, {Name: "vllm2"}}, change: func(c *proxy.Caller) { c.Models = map[string]bool{"big": true} },
+	})
+	w.do(call{body: toBig}).want(t, 200)
+	if got := w.last().Model; got != "BIG" {
+		t.Errorf("%s answered a key that may only use big", got)
+	}
+}
+
+// TestTooLongForTheModel is said before anything is asked, with the figures.
+func TestTooLongForTheModel(t *testing.T) {
+	m := model("m", "vllm")
+	m.Context = 100
+	w := newWorld(t, setup{models: []*proxy.Model{m}, prefilter: edge1000()})
+	a := w.do(call{body: `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 1000) + `"}]}`}).refused(t, 400, "context_length_exceeded")
+	if a.field("param") != "messages" || !strings.Contains(a.body, "100 tokens") {
+		t.Errorf("%s", a.body)
+	}
+	if n := w.fake.Stats().Requests; n != 0 {
+		t.Errorf("%d requests reached the backend", n)
+	}
+	w.do(call{body: chat}).want(t, 200)
+}
+
+// TestConversationsStay: all turns of a conversation go to one backend, though nobody remembers it, and
+// conversations spread.
+func TestConversationsStay(t *testing.T) {
+	var names []string
+	var backends []upstream.Backend
+	for i := range 4 {
+		names = append(names, fmt.Sprintf("vllm%d", i))
+		backends = append(backends, upstream.Backend{Name: names[i], Slots: 64})
+	}
+	w := newWorld(t, setup{models: []*proxy.Model{model("m", names...)}, backends: backends})
+	w.up()
+	seen := map[string]bool{}
+	for conversation := range 16 {
+		turns := fmt.Sprintf(`{"role":"user","content":"this is conversation %d"}`, conversation)
+		at := ""
+		for turn := range 3 {
+			a := w.do(call{body: `{"model":"m","max_tokens":2,"messages":[` + turns + `]}`}).want(t, 200)
+			got := a.header.Get("X-Headgate-Backend")
+			if at != "" && got != at {
+				t.Errorf("turn %d of conversation %d went to %s, before to %s", turn, conversation, got, at)
+			}
+			at = got
+			turns += fmt.Sprintf(`,{"role":"assistant","content":"answer %d"},{"role":"user","content":"and %d?"}`, turn, turn)
+		}
+		seen[at] = true
+	}
+	if len(seen) < 3 {
+		t.Errorf("all conversations went to %v", seen)
+	}
+}
+
+// up runs the pool's probes until all backends are known to be up.
+func (w *world) up() {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = w.pool.Run(ctx) }()
+	w.t.Cleanup(func() { stop(); <-ended })
+	w.eventually(func() bool { return w.pool.Up() == len(w.pool.Status()) })
+}

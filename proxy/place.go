@@ -1,0 +1,325 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"headgate/proxy/affinity"
+	"headgate/proxy/dispatch"
+	"headgate/proxy/openai"
+	"headgate/proxy/queue"
+	"headgate/proxy/upstream"
+)
+
+// Dispatch gives out places at backends that have only so many, in one order for the whole
+// cluster. It is safe for concurrent use.
+type Dispatch interface {
+	// Acquire waits for a place. It fails with *dispatch.Dropped, dispatch.ErrMoved, or ctx's cause.
+	Acquire(ctx context.Context, t *dispatch.Ticket) (*dispatch.Grant, error)
+	// State is how full the backends are; it must not block.
+	State() *dispatch.State
+}
+
+const (
+	// defaultPatience is how long a request waits for a place whose plan has no timeout.
+	defaultPatience = time.Minute
+	// maxHolds is how often a request that got a place finds that its backend has just gone.
+	maxHolds = 8
+	// reviveFor is how long a request waits, in all, for backends to come back that died under it.
+	reviveFor = 10 * time.Second
+	// settlePart, settleMost and settleLeast are of how long a place stays taken after its answer.
+	settlePart, settleMost, settleLeast = 32, 5 * time.Millisecond, 100 * time.Microsecond
+	// minPatience is what a request is given whose time is over before it has come to the queue.
+	minPatience = time.Millisecond
+)
+
+// line is where a request stands, or stood, in the queue.
+type line struct {
+	waited time.Duration // in all
+	held   time.Duration // of that, for backends to come back
+	sent   time.Time     // to the backend
+	grant  *dispatch.Grant
+	places []upstream.Candidate // where it may go
+	ticket dispatch.Ticket
+	buf    [4]queue.Place
+
+	hashed   bool
+	prefix   openai.Prefix
+	affinity affinity.Query
+	found    []affinity.Candidate
+	order    []int
+}
+
+// clientPatience is how long a client will wait by what its library says of itself; else as long as
+// its plan says.
+func clientPatience(h http.Header, plan time.Duration) time.Duration {
+	patience := plan
+	if patience == 0 {
+		patience = defaultPatience
+	}
+	for _, name := range [...]string{"X-Stainless-Timeout", "X-Stainless-Read-Timeout"} {
+		if s, err := strconv.ParseFloat(h.Get(name), 64); err == nil && s > 0 && s <= maxTimeout.Seconds() {
+			return min(time.Duration(s*float64(time.Second)), max(plan, patience))
+		}
+	}
+	return patience
+}
+
+// full says whether a model has no room.
+func full(err error) bool {
+	_, ok := errors.AsType[*dispatch.Dropped](err)
+	return ok || errors.Is(err, upstream.ErrSaturated)
+}
+
+// place gives the request a place at a backend that is not in tried, after its turn in the queue where
+// all places are taken. What it gets is to be released.
+func (x *exchange) place(tried []string) (*upstream.Slot, error) {
+	pool := x.p.cfg.Pool
+	for holds := 0; ; {
+		changed := pool.Changed()
+		if err := x.candidatesFor(tried); err != nil {
+			return nil, err
+		}
+		id, held, err := x.takePlace(changed, tried)
+		if errors.Is(err, dispatch.ErrMoved) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		slot, err := pool.Hold(id, held)
+		if err == nil {
+			if x.line.hashed {
+				x.p.affinity.Placed(&x.line.affinity, id)
+			}
+			return slot, nil
+		}
+		if held != nil {
+			held.Release()
+		}
+		if holds++; holds == maxHolds {
+			return nil, err
+		}
+	}
+}
+
+// candidatesFor finds where the request may go, best first.
+func (x *exchange) candidatesFor(tried []string) (err error) {
+	names := x.model.Backends
+	if x.only != "" {
+		names = []string{x.only}
+	}
+	x.line.places, err = x.p.cfg.Pool.Candidates(x.line.places[:0], names, tried)
+	if err == nil {
+		x.prefer(x.line.places)
+	}
+	return err
+}
+
+// takePlace says which of x.line.places it is, and what is to be released for it.
+func (x *exchange) takePlace(changed <-chan struct{}, tried []string) (id string, held upstream.Releaser, err error) {
+	l := &x.line
+	l.grant = nil
+	open := slices.IndexFunc(l.places, func(c upstream.Candidate) bool { return !c.Bounded })
+	if x.p.cfg.Dispatch == nil {
+		open = 0
+	}
+	if open >= 0 {
+		return l.places[open].ID, nil, nil
+	}
+	g, err := x.queue(changed, tried)
+	if err != nil {
+		return "", nil, err
+	}
+	l.grant = g
+	return g.Backend, &vacancy{p: x.p, grant: g, since: time.Now()}, nil
+}
+
+// vacancy is a place that comes free a moment after its answer has ended: the backend has sent the last byte then,
+// and not yet counted the request out. It takes a part of the time that the request took, so that short ones cost
+// no more than long ones.
+type vacancy struct {
+	p     *Proxy
+	grant *dispatch.Grant
+	since time.Time
+}
+
+// Release see upstream.Releaser.
+func (v *vacancy) Release() {
+	rest := min(time.Since(v.since)/settlePart, settleMost)
+	if rest < settleLeast {
+		v.grant.Release()
+		return
+	}
+	v.p.open.Add(1) // the exchange is open still
+	time.AfterFunc(rest, func() {
+		defer v.p.open.Done()
+		v.grant.Release()
+	})
+}
+
+// queue waits for one of x.line.places.
+func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Grant, error) {
+	l := &x.line
+	left := x.patience - l.waited - x.cache.waited
+	left = max(left/2, left-x.p.est.latency(x.model, x.in.Stream)) // what can't begin in time had better not be sent
+	tokens := x.res.inTokens + x.res.outTokens
+	places := l.buf[:0]
+	for i := range l.places[:min(len(l.places), queue.MaxPlaces)] {
+		c := &l.places[i]
+		places = append(places, queue.Place{Backend: c.ID, Cost: slots(tokens, c)})
+	}
+	l.ticket = dispatch.Ticket{
+		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Tier: x.caller.Tier, Work: max(tokens, 1), Bytes: x.bodyBytes(),
+		Waited: l.waited, Patience: max(left, minPatience), Places: places,
+		Watch: func() (<-chan struct{}, bool) {
+			now := changed
+			changed = x.p.cfg.Pool.Changed()
+			return now, x.moved(places, tried)
+		},
+	}
+	if every := x.snap.KeepAlive; every > 0 && x.in.Stream && !x.recording && !x.cache.early {
+		l.ticket.TickEvery, l.ticket.Tick = every, x.keepAlive
+	}
+	began := time.Now()
+	g, err := x.p.cfg.Dispatch.Acquire(x.r.Context(), &l.ticket)
+	l.waited += time.Since(began)
+	if err != nil && x.r.Context().Err() != nil {
+		x.answer.clientGo = true
+	}
+	return g, err
+}
+
+// slots is how many of a backend's slots so many tokens take: a long prompt keeps a model server as
+// busy as many short ones.
+func slots(tokens int64, c *upstream.Candidate) int64 {
+	return min(max(ceilDiv(tokens, max(c.SlotTokens, 1)), 1), max(int64(c.Slots)/2, 1))
+}
+
+// bodyBytes is what the request keeps in memory while it waits.
+func (x *exchange) bodyBytes() int64 {
+	if x.body == nil {
+		return 0
+	}
+	return int64(len(x.body.Bytes()))
+}
+
+// moved says whether the request may go elsewhere than when it began to wait.
+func (x *exchange) moved(places []queue.Place, tried []string) bool {
+	if err := x.candidatesFor(tried); err != nil || len(x.line.places) > len(places) && len(places) < queue.MaxPlaces {
+		return true
+	}
+	for i := range places {
+		if !slices.ContainsFunc(x.line.places, func(c upstream.Candidate) bool { return c.Bounded && c.ID == places[i].Backend }) {
+			return true
+		}
+	}
+	return false
+}
+
+// keepAlive shows whoever is between the client and us that somebody is there: a comment, which
+// clients of event streams skip. After it the answer's status is out, and a refusal comes in band.
+func (x *exchange) keepAlive() {
+	if !x.answer.started {
+		h := x.w.Header()
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-cache")
+		x.stateHeaders()
+		x.answer.status, x.answer.started = http.StatusOK, true
+		x.w.WriteHeader(http.StatusOK)
+	}
+	out := attached{x.w, http.NewResponseController(x.w)}
+	if _, err := out.Write([]byte(": waiting for a place\n\n")); err == nil {
+		_ = out.Flush() // a client that is gone ends its context
+	}
+}
+
+// refuseInBand ends a stream that had only shown signs of life.
+func (x *exchange) refuseInBand(e *Error) {
+	dst := sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
+	if dst.Write(e.inBand(x.route.kind)) == nil {
+		_ = dst.Close() // best effort: the client may be gone
+	}
+}
+
+// mayReplay: nothing of an answer has come, and the backend that may have worked on it is gone. To ask
+// another is safe where an answer leaves nothing behind but itself.
+func (x *exchange) mayReplay(err error) bool {
+	return upstream.Replayable(err) && x.repeatable()
+}
+
+func (x *exchange) repeatable() bool {
+	in := &x.in
+	return !x.answer.begun && x.r.Context().Err() == nil && x.route.metered && x.only == "" &&
+		!in.Background && in.Bounds.Rounds == "" && !(in.Store && x.route.kind == openai.Response)
+}
+
+// holdOn waits until backends come or go, as long as the request has patience: it was with one of them when
+// that died, and there is no other.
+func (x *exchange) holdOn(changed <-chan struct{}) bool {
+	l := &x.line
+	left := min(x.patience-l.waited-x.cache.waited, reviveFor-l.held)
+	if left <= 0 {
+		return false
+	}
+	began := time.Now()
+	defer func() {
+		l.held += time.Since(began)
+		l.waited += time.Since(began)
+	}()
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-changed:
+		return true
+	case <-t.C:
+	case <-x.r.Context().Done():
+	case <-x.p.uncut.Done():
+	}
+	return false
+}
+
+// again says whether the request may be sent to another backend after err.
+func (x *exchange) again(err error) bool {
+	why := ""
+	switch {
+	case x.answer.begun || x.r.Context().Err() != nil:
+		return false
+	case upstream.Retryable(err):
+		why = "unsent"
+	case errors.Is(err, errPushedBack): // of the budget already
+		why = "pushed_back"
+	case x.mayReplay(err) && x.p.cfg.Pool.MayRetry():
+		why = "lost"
+	default:
+		return false
+	}
+	x.p.met.again.WithLabelValues(why).Inc()
+	return true
+}
+
+// errPushedBack: a backend has refused the request for want of capacity, and there is another.
+var errPushedBack = errors.New("the backend has no capacity")
+
+// elsewhere says whether there is another backend than those tried and this one.
+func (x *exchange) elsewhere(tried []string, slot *upstream.Slot) bool {
+	names := x.model.Backends
+	if x.only != "" {
+		return false
+	}
+	_, err := x.p.cfg.Pool.Candidates(nil, names, append(slices.Clone(tried), slot.Endpoint()))
+	return err == nil
+}
+
+// pushedBack: the answer says that the backend can't take the request now, and has not.
+func pushedBack(status int) bool {
+	switch status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable:
+		return true
+	}
+	return false
+}
