@@ -189,9 +189,6 @@ func (s *Scheduler) close(b *backend, out *Output) {
 		b.limited = false
 		s.changes++
 	}
-	if b.saver != nil {
-		b.saver.saving, b.saver = nil, nil
-	}
 	s.unparkAll(b)
 	for c := range b.classes {
 		for l := &b.classes[c]; l.order.len() > 0; {
