@@ -245,7 +245,7 @@ func (s *seat) learn(now int64) {
 			o = &capacity.Observation{Backend: b.ID}
 		}
 		if st := s.shown[b.ID]; st != nil {
-			o.InUse = st.InUse
+			o.InUse, o.Waiting = st.InUse, int64(st.Waiting)
 		}
 		s.d.cfg.Learner.Observe(now, *o)
 		limit, stale := s.d.cfg.Learner.Limit(now, b.ID)
