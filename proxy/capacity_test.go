@@ -374,3 +374,20 @@ func (w *world) up() {
 	w.t.Cleanup(func() { stop(); <-ended })
 	w.eventually(func() bool { return w.pool.Up() == len(w.pool.Status()) })
 }
+
+// TestStoppingEndsTheWait: a gateway whose time to drain is over sends nobody on to a backend.
+func TestStoppingEndsTheWait(t *testing.T) {
+	w := newWorld(t, oneSlot(setup{queue: queue.Config{TargetWait: time.Hour}}))
+	w.fake.Hold()
+	leave := w.start(call{body: chat}, 0)
+	defer leave()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	got := make(chan answer, 1)
+	go func() { got <- w.do(call{body: chat}) }()
+	w.eventually(func() bool { return w.dispatch.Waiting() == 1 })
+	w.proxy.Cut()
+	(<-got).refused(t, 503, "no_backend")
+	if n := w.fake.Stats().Requests; n != 1 {
+		t.Errorf("%d requests reached the backend", n)
+	}
+}

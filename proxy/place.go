@@ -185,8 +185,11 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	if every := x.snap.KeepAlive; every > 0 && x.in.Stream && !x.recording && !x.cache.early {
 		l.ticket.TickEvery, l.ticket.Tick = every, x.keepAlive
 	}
+	ctx, cancel := context.WithCancelCause(x.r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
 	began := time.Now()
-	g, err := x.p.cfg.Dispatch.Acquire(x.r.Context(), &l.ticket)
+	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)
 	if err != nil && x.r.Context().Err() != nil {
 		x.answer.clientGo = true
