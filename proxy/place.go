@@ -54,19 +54,19 @@ type line struct {
 	order    []int
 }
 
-// clientPatience is how long a client will wait by what its library says of itself; else as long as
-// its plan says.
+// clientPatience is how long a client will wait, by what its library says of itself; else as long as its plan
+// lets it, which is also the most.
 func clientPatience(h http.Header, plan time.Duration) time.Duration {
-	patience := plan
-	if patience == 0 {
-		patience = defaultPatience
+	most := plan
+	if plan == 0 {
+		plan, most = defaultPatience, maxTimeout
 	}
 	for _, name := range [...]string{"X-Stainless-Timeout", "X-Stainless-Read-Timeout"} {
 		if s, err := strconv.ParseFloat(h.Get(name), 64); err == nil && s > 0 && s <= maxTimeout.Seconds() {
-			return min(time.Duration(s*float64(time.Second)), max(plan, patience))
+			return min(time.Duration(s*float64(time.Second)), most)
 		}
 	}
-	return patience
+	return plan
 }
 
 // full says whether a model has no room.
