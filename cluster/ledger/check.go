@@ -75,6 +75,11 @@ func (at place) nth(i int, name string) place {
 	return place{at.human + "[" + clip(name) + "]", at.yaml + "[" + strconv.Itoa(i) + "]"}
 }
 
+// entry is the place of an entry of the map at.
+func (at place) entry(name string) place {
+	return place{at.human + "[" + clip(name) + "]", at.yaml + ".'" + strings.ReplaceAll(name, "'", `\'`) + "'"}
+}
+
 func (c *checker) add(at place, format string, args ...any) {
 	if len(c.found) < maxProblems {
 		c.found = append(c.found, found{Problem{Path: at.human, Message: clip(fmt.Sprintf(format, args...))}, at.yaml})
@@ -158,6 +163,9 @@ func (p *Policy) check() []found {
 	c.notify(root.field("notify"), &p.Notify)
 	c.models = p.modelsByName()
 	c.embedders = p.semanticEmbedders(c.models)
+	for i := range p.Backends {
+		c.publicNames(root.item("backends", i, p.Backends[i].Name).field("models"), &p.Backends[i], models)
+	}
 	for i := range p.Surfaces {
 		c.surface(root.item("surfaces", i, p.Surfaces[i].Name), &p.Surfaces[i], surfaces, models)
 	}
@@ -166,6 +174,9 @@ func (p *Policy) check() []found {
 		c.shares(root.item("tenants", i, p.Tenants[i].Name), &p.Tenants[i], shares)
 		c.tenant(root.item("tenants", i, p.Tenants[i].Name), &p.Tenants[i], tenants, plans)
 	}
+	c.capacity(root.field("capacity"), &p.Capacity)
+	c.ladder(root, models)
+	c.routes(root, models, surfaces, tenants)
 	ids, hashes := map[string]bool{}, map[string]bool{}
 	for i := range p.Keys {
 		c.key(root.item("keys", i, p.Keys[i].ID), &p.Keys[i], ids, hashes, tenants, models, surfaces)
@@ -189,6 +200,7 @@ func (c *checker) backend(at place, b *Backend, seen map[string]bool) {
 		c.add(at.field("health_path"), "health_path must begin with /")
 	}
 	c.oneOf(at.field("cache_salt"), b.CacheSalt, saltNames, true)
+	c.served(at, b)
 }
 
 func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
@@ -213,6 +225,7 @@ func (c *checker) model(at place, m *Model, seen, backends map[string]bool) {
 	if c.notNegative(at.field("prefix_minimum"), m.PrefixMinimum); m.PrefixMinimum > maxPrefix {
 		c.add(at.field("prefix_minimum"), "a prefix of more than %d tokens is no provider's least", maxPrefix)
 	}
+	c.oneOf(at.field("affinity"), m.Affinity, affinityNames, true)
 	c.prices(at, &m.Price, &m.Flat, m.Gratis)
 	for i := range m.Prices {
 		d, in := &m.Prices[i], at.item("prices", i, "")

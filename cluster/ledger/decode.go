@@ -242,6 +242,8 @@ func (d *decoder) value(at place, n ast.Node, v reflect.Value) {
 		d.mapping(at, n, v)
 	case reflect.Slice:
 		d.list(at, n, v)
+	case reflect.Map:
+		d.texts(at, n, v)
 	case reflect.String:
 		if s, ok := d.scalar(at, n, "text"); ok {
 			v.SetString(s.text)
@@ -298,6 +300,33 @@ func (d *decoder) list(at place, n ast.Node, v reflect.Value) {
 	}
 }
 
+// texts fills a map of texts by names, which are not a type's.
+func (d *decoder) texts(at place, n ast.Node, v reflect.Value) {
+	m, ok := n.(ast.MapNode)
+	if !ok {
+		d.add(at, n, "must be a mapping of names to texts, as in {name: text}")
+		return
+	}
+	v.Set(reflect.MakeMap(v.Type()))
+	lines := map[string]int{}
+	for it := m.MapRange(); it.Next(); {
+		key := it.Key()
+		name, line := key.GetToken().Value, key.GetToken().Position.Line
+		in := at.entry(name)
+		switch {
+		case lines[name] > 0:
+			d.add(in, key, "%q stands here twice; the first is on line %d", clip(name), lines[name])
+		case it.Value().Type() == ast.NullType:
+			d.add(in, key, "there is nothing behind it; write a text, or remove it")
+		default:
+			if s, ok := d.scalar(in, it.Value(), "text"); ok {
+				v.SetMapIndex(reflect.ValueOf(name), reflect.ValueOf(s.text))
+			}
+		}
+		lines[name] = line
+	}
+}
+
 // nameOf is by what the entry of a list is called in paths.
 func nameOf(n ast.Node) string {
 	m, ok := n.(ast.MapNode)
@@ -305,7 +334,7 @@ func nameOf(n ast.Node) string {
 		return ""
 	}
 	for it := m.MapRange(); it.Next(); {
-		if k := it.Key().GetToken().Value; k == "name" || k == "id" {
+		if k := it.Key().GetToken().Value; k == "name" || k == "id" || k == "rung" {
 			if s, ok := it.Value().(*ast.StringNode); ok {
 				return s.Value
 			}

@@ -25,9 +25,9 @@ func (c Change) String() string {
 }
 
 // Diff lists what changes from old to new, in the order of the paths. Entries of lists
-// are matched by name (keys by id), so that moving one is no change. Of hashes it shows the
-// first digits only. A budget or a cache that is added or removed is one line in words; of one that is changed it
-// shows what changes.
+// are matched by name (keys by id), so that moving one is no change, but for routes, of which the first counts. Of hashes it shows the
+// first digits only. A budget, a cache, a rung of the ladder, a route or the like that is added or removed is one line
+// in words; of one that is changed it shows what changes.
 func Diff(old, new *Policy) []Change {
 	a, b := map[string]string{}, map[string]string{}
 	flatten("", reflect.ValueOf(*old), a)
@@ -39,6 +39,10 @@ func Diff(old, new *Policy) []Change {
 		inWords(side.p.budgetsByPath(), side.other.budgetsByPath(), (*Budget).words, side.out)
 		inWords(side.p.cachesByPath(), side.other.cachesByPath(), (*Surface).words, side.out)
 		inWords(side.p.semanticsByPath(), side.other.semanticsByPath(), (*Surface).semanticWords, side.out)
+		inWords(side.p.learntByPath(), side.other.learntByPath(), (*Backend).learnWords, side.out)
+		inWords(side.p.capacityByPath(), side.other.capacityByPath(), (*Capacity).words, side.out)
+		inWords(side.p.ladderByPath(), side.other.ladderByPath(), (*LadderRung).words, side.out)
+		inWords(side.p.routesByPath(), side.other.routesByPath(), (*Route).words, side.out)
 	}
 	var out []Change
 	for path, v := range a {
@@ -50,6 +54,9 @@ func Diff(old, new *Policy) []Change {
 		if _, ok := a[path]; !ok {
 			out = append(out, Change{path, "", v})
 		}
+	}
+	if x, y := old.routesAlso(new), new.routesAlso(old); x != y {
+		out = append(out, Change{"routes", x, y})
 	}
 	for i := range out {
 		if strings.HasSuffix(out[i].Path, "].hash") {
@@ -102,18 +109,25 @@ func flatten(path string, v reflect.Value, out map[string]string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
+		if e := v.Elem(); e.Kind() == reflect.Slice && e.Len() == 0 { // which says another thing than to leave it out
+			out[path] = "[]"
+		}
 		flatten(path, v.Elem(), out)
 	case reflect.Struct:
 		for i := range v.NumField() {
 			tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
 			flatten(strings.TrimPrefix(path+"."+tag, "."), v.Field(i), out)
 		}
+	case reflect.Map:
+		for it := v.MapRange(); it.Next(); {
+			flatten(path+"["+it.Key().String()+"]", it.Value(), out)
+		}
 	case reflect.Slice:
 		for i := range v.Len() {
 			item := v.Index(i)
 			name := fmt.Sprint(i)
 			if item.Kind() == reflect.Struct {
-				for _, id := range [...]string{"Name", "ID"} {
+				for _, id := range [...]string{"Rung", "Name", "ID"} {
 					if f := item.FieldByName(id); f.IsValid() && (id == "ID" || !item.FieldByName("ID").IsValid()) {
 						name = f.String()
 					}

@@ -23,10 +23,11 @@ const zeroHash = "sha256:0000000000000000000000000000000000000000000000000000000
 // example has every section and every field that exists.
 var example = `version: 1
 backends:
-  - {name: vllm-a, url: "http://127.0.0.1:8000", slots: 64, api_key_env: VLLM_A_KEY}
-  - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health, cache_salt: tenant}
+  - {name: vllm-a, url: "http://127.0.0.1:8000", slots: 64, api_key_env: VLLM_A_KEY, slot_tokens: 8192, learn: {min: 8}, metrics_path: /stats, timeouts: {connect: 2s, first_byte: 30s, idle: 60s}}
+  - {name: pods, url: "dns://vllm.svc:8000", ca_file: ca.pem, cert_file: c.pem, key_file: k.pem, server_name: vllm, health_path: /health, cache_salt: tenant, metrics_path: none}
+  - {name: bought, url: "https://api.example", kind: openai, api_key_file: /run/key, slots: 16, overflow: true, models: {small: gpt-5-mini}}
 models:
-  - {name: llama-8b, aliases: [small], backends: [vllm-a, pods], upstream_model: meta-llama/Llama-3.1-8B-Instruct, version: "2026-05", context: 131072,
+  - {name: llama-8b, aliases: [small], backends: [vllm-a, pods, bought], affinity: session, upstream_model: meta-llama/Llama-3.1-8B-Instruct, version: "2026-05", context: 131072,
      price_per_million: {input: "0.20", cached_input: "0.02", cache_write: "0.25", cache_write_1h: "0.40", output: "0.60"}, price_flat: {request: "0.000001", image: "0.001", audio_second: "0.0001"},
      prices: [{from: 2027-01-01, price_per_million: {input: "0.10", output: "0.30"}}, {from: 2028-01-01T12:00:00Z, free: true}],
      default_output_tokens: 512, image_tokens: 900, audio_tokens: 700, bytes_per_token: 3.5, fallback: [llama-1b], default_temperature: 0.7, prefix_minimum: 1024}
@@ -62,6 +63,26 @@ surfaces:
   - {name: plain}
 global: {limits: [{name: fleet, scope: global, unit: tokens, rate: 6000000/min, burst: 2000000}], budgets: [{name: fleet-day, scope: global, amount: "1000.00", period: day}]}
 notify: {webhook: "https://hooks.example/headgate", token_env: HOOK_TOKEN}
+capacity:
+  target_wait: 1500ms
+  max_bytes: 1073741824
+  keepalive: 15s
+  weights: {interactive: 70, background: 25, best_effort: 5}
+  shed: [{at: 0.75, above_tokens: 32768}, {at: 0.85, below_tier: 1}, {at: 0.9, class: background}]
+ladder:
+  - {rung: shed_best_effort, at: 0.5, off_at: 0.4, for: 1s}
+  - {rung: stale_cache, at: 0.5}
+  - {rung: smaller_model, at: 0.7, for: 10s, models: [small]}
+  - {rung: drop_optional}
+  - {rung: cut_max_tokens, at: 0.9, max_tokens: 1024}
+  - {rung: shed_cost, above_tokens: 16384}
+  - {rung: static_answer, at: 1, text: "We are busy.\nPlease come back."}
+routes:
+  - name: cheap
+    match: {models: [llama-8b], surfaces: [docs-bot], classes: [background, best_effort], tenants: [acme], below_tier: 3,
+      input_tokens: {above: 0, below: 500}, output_tokens: {below: 100}, headers: {X-Team: "7", x-kind: small talk}}
+    to: [{model: llama-1b}]
+  - {name: canary, match: {models: [small]}, to: [{model: llama-8b, weight: 95}, {model: llama-1b, weight: 5}], sticky: key}
 `
 
 func mustParse(t testing.TB, text string) *Policy {
@@ -130,10 +151,10 @@ func TestParseRefuses(t *testing.T) {
 	}
 	for name, c := range map[string]struct{ text, want string }{
 		"unknown field":      {replace("oversize: refuse", "oversized: refuse"), `unknown field "oversized"; did you mean "oversize"`},
-		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 26:"},
+		"its line":           {replace("oversize: refuse", "oversized: refuse"), "line 27:"},
 		"money as a float":   {replace(`input: "0.20"`, `input: 0.20`), "quoted decimal string"},
 		"money with dust":    {replace(`input: "0.20"`, `input: "0.2000000001"`), "at most nine decimals"},
-		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 15: plans[pro].tier: \"tier\" stands here twice; the first is on line 14"},
+		"duplicate key":      {replace("tier: 2", "tier: 2\n    tier: 3"), "line 16: plans[pro].tier: \"tier\" stands here twice; the first is on line 15"},
 		"semantic cache":     {replace("{name: plain}", "{name: plain, semantic: {}}"), "surfaces[plain].semantic: semantic needs exact"},
 		"fallback to itself": {replace("fallback: [llama-1b]", "fallback: [llama-8b]"), "fall back to itself"},
 		"no such backend":    {replace("backends: [vllm-a], free", "backends: [vllm-b], free"), `there is no backend "vllm-b"; did you mean "vllm-a"`},
@@ -143,7 +164,7 @@ func TestParseRefuses(t *testing.T) {
 		"global on org":      {replace("scope: global", "scope: org"), "a global limit has scope global or model"},
 		"unit":               {replace("unit: usd", "unit: dollars"), "is not one of requests"},
 		"rate":               {replace("rate: 60000/min", "rate: 60000"), "plans[pro].limits[org-tokens].rate"},
-		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 16:"},
+		"its rate's line":    {replace("rate: 60000/min", "rate: 60000"), "line 17:"},
 		"zero rate":          {replace("rate: 60000/min", "rate: 0/min"), "zero"},
 		"burst":              {replace("burst: 60000", "burst: -1"), "plans[pro].limits[org-tokens].burst"},
 		"slots with a rate":  {replace("max: 8", "max: 8, rate: 1/s"), "concurrency has max"},
@@ -547,6 +568,9 @@ func FuzzParsePolicy(f *testing.F) {
 	f.Add([]byte("a: &a [*a]"))
 	f.Add([]byte(asked(keeping, "mode: static, threshold: 0.500001, embedder: vectors, verifier: judge")))
 	f.Add([]byte(asked("volatility: personal, sensitive: [legal], share: user", "mode: learned, threshold: 95, distance: 1, verifier: e5, embedder: e5")))
+	f.Add([]byte(admitted("", "capacity: {shed: []}")))
+	f.Add([]byte(admitted("slots: 8, learn: {}, models: {small: x, 'a.b': [1], m: ~}", "ladder: [{rung: static_answer, at: 80%, fallback_url: 'http://x'}, {rung: shed_cost, above_tokens: 5, models: [small, m]}]")))
+	f.Add([]byte(admitted("slots: 2, kind: anthropic, overflow: true, models: {m: \"1\"}", "routes: [{name: r, match: {headers: {x-a: '1', 2: 3}, input_tokens: {above: 3, below: 5}}, to: [{model: small, weight: 0}, {model: tiny}]}]")))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p, err := ParsePolicy(text)
 		if err != nil {
@@ -569,6 +593,7 @@ func FuzzParsePolicy(f *testing.F) {
 			for _, s := range ix.Surfaces {
 				checkSemantic(t, ix, s)
 			}
+			checkAdmission(t, ix)
 			for _, c := range ix.tenants {
 				for _, l := range c.Limits {
 					if err := l.Whole.Validate(); err != nil {
@@ -582,6 +607,7 @@ func FuzzParsePolicy(f *testing.F) {
 				}
 			}
 		}
+		_, _ = p.Warnings(), Diff(&Policy{}, p)
 		again, err := yaml.Marshal(p)
 		if err != nil {
 			t.Fatal(err)

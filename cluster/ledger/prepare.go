@@ -61,6 +61,7 @@ func Prepare(now time.Time, text []byte, f *Facts, keys *Keys, expected *uint64)
 		return nil, ps
 	}
 	out.Warnings = append(out.Warnings, p.Warnings()...)
+	out.Warnings = append(out.Warnings, drained(now, old, p, f.Rungs)...)
 	if old != nil {
 		out.Warnings = append(out.Warnings, restarted(old, p)...)
 		out.Changes = append(Diff(withoutKeys(old), withoutKeys(p)), out.Changes...)
@@ -118,6 +119,24 @@ func (p *Policy) PrepareKeys(replaces string, ends time.Time, keys ...Key) (*led
 		c.Keys = append(c.Keys, m)
 	}
 	return c, nil
+}
+
+// drained warns of backends that p has, and old has not, and that a flag drains which was set before. A nil old is not known.
+func drained(now time.Time, old, p *Policy, rungs Rungs) []string {
+	had := map[string]bool{}
+	if old != nil {
+		for i := range old.Backends {
+			had[old.Backends[i].Name] = true
+		}
+	}
+	var w warnings
+	for i := range p.Backends {
+		name := p.Backends[i].Name
+		if r, ok := rungs.Lookup(DrainRung(name)); ok && !had[name] && (r.Expires.IsZero() || now.Before(r.Expires)) {
+			w.add(place{}.item("backends", i, name), "it is drained since %s and gets no requests; headgate undrain %s ends that", r.Time.UTC().Format(time.RFC3339), name)
+		}
+	}
+	return w.all()
 }
 
 // orphaned finds tenants that are to be removed while keys of theirs are in force. A nil old

@@ -74,35 +74,42 @@ func (*Semantic) misnamed(name string) string {
 	return ""
 }
 
-// semanticShare is between what a share or a similarity of a policy may be, and an example.
-type semanticShare struct {
+// decimal is between what a share, a similarity or a pressure of a policy may be, and an example.
+type decimal struct {
 	what        string
 	above, most Factor
 	example     Factor
 }
 
 // shareOf is what a field may be; ok says whether it is such a field.
-func (*Semantic) shareOf(field string) (s semanticShare, ok bool) {
+func (*Semantic) shareOf(field string) (s decimal, ok bool) {
 	switch field {
 	case "threshold":
-		return semanticShare{"a similarity", leastSimilarity, factorOne, 950_000}, true
+		return decimal{"a similarity", leastSimilarity, factorOne, 950_000}, true
 	case "answers":
-		return semanticShare{"a similarity", leastSimilarity, factorOne, defaultAnswers}, true
+		return decimal{"a similarity", leastSimilarity, factorOne, defaultAnswers}, true
 	case "error_bound":
-		return semanticShare{"a share", 0, mostErrorBound, defaultErrorBound}, true
+		return decimal{"a share", 0, mostErrorBound, defaultErrorBound}, true
 	case "hit_error_bound":
-		return semanticShare{"a share", 0, mostHitBound, defaultHitBound}, true
+		return decimal{"a share", 0, mostHitBound, defaultHitBound}, true
 	case "audit":
-		return semanticShare{"a share", 0, factorOne, defaultAudit}, true
+		return decimal{"a share", 0, factorOne, defaultAudit}, true
 	}
 	return s, false
 }
 
 // mistaken says what to write instead of a value that is no decimal.
 func (m *Semantic) mistaken(field, value string) string {
-	s, ok := m.shareOf(field)
+	if s, ok := m.shareOf(field); ok {
+		return s.mistaken(value)
+	}
+	return ""
+}
+
+// mistaken says what to write instead of a value that is no decimal.
+func (s decimal) mistaken(value string) string {
 	var f Factor
-	if value == "" || !ok || f.parse(scalar{text: value}) == nil {
+	if value == "" || f.parse(scalar{text: value}) == nil {
 		return ""
 	}
 	between := fmt.Sprintf("this is %s above %s and at most %s", s.what, s.above, s.most)

@@ -34,8 +34,8 @@ func (w *warnings) all() []string {
 }
 
 // Warnings says what of a valid policy looks like a mistake and is done all the same: budgets of nothing or with
-// much set aside, names that limits and budgets share, prices a million times apart, sensitive or fleeting answers that are kept. maxWarnings and a count
-// at most, in the order of the policy.
+// much set aside, names that limits and budgets share, prices a million times apart, sensitive or fleeting answers that are kept, cut-offs, rungs
+// and routes that can never act, backends that bill what nothing prices. maxWarnings and a count at most.
 func (p *Policy) Warnings() []string {
 	var w warnings
 	root := place{"", "$"}
@@ -45,6 +45,7 @@ func (p *Policy) Warnings() []string {
 	w.budgets(root.field("global"), p.Global.Budgets, p.Global.Limits)
 	w.prices(p.statedPrices())
 	w.surfaces(p)
+	w.admission(p)
 	return w.all()
 }
 
