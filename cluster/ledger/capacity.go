@@ -37,7 +37,7 @@ var (
 )
 
 // aPressure is what a pressure of a policy may be: the part of the queue's places that is taken.
-var aPressure = decimal{"a pressure", 0, factorOne, 750_000}
+func aPressure() decimal { return decimal{"a pressure", 0, factorOne, 750_000} }
 
 // noMetrics is what a policy calls the path of metrics that a backend does not have.
 const noMetrics = "none"
@@ -261,7 +261,7 @@ func (*Cutoff) mistaken(field, value string) string {
 	if field != "at" {
 		return ""
 	}
-	return aPressure.mistaken(value)
+	return aPressure().mistaken(value)
 }
 
 // String is the cut-off as one would say it.

@@ -124,7 +124,7 @@ func (*LadderRung) mistaken(field, value string) string {
 	if field != "at" && field != "off_at" {
 		return ""
 	}
-	return aPressure.mistaken(value)
+	return aPressure().mistaken(value)
 }
 
 // words is the rung as one would say it.
