@@ -268,6 +268,15 @@ func TestAdmissionRefuses(t *testing.T) {
 		"match: {users: [x]}, to: [{model: m}]":                                                     "write tenants: [NAME]",
 		"match: {models: [m]}, to: [{model: m}" + strings.Repeat(", {model: m}", 16) + "]":          "routes[r].to: a route goes to 1 to 16 models, not 17",
 	})
+	many := "routes: [{name: r, match: {models: [m]}, to: [{model: m}]}]"
+	aliases := make([]string, maxScope)
+	for i := range aliases {
+		aliases[i] = fmt.Sprint("a", i)
+	}
+	crowd := strings.Replace(admitted("", many), "aliases: [small]", "aliases: ["+strings.Join(aliases, ", ")+"]", 1)
+	if _, err := ParsePolicy([]byte(crowd)); err == nil || !strings.Contains(err.Error(), "routes[r].match.models: these have 1001 names with their aliases, which are more than 1000") {
+		t.Errorf("a thousand aliases: %v", err)
+	}
 	for text, want := range map[string]string{
 		"models: [{name: m2, backends: [other], affinity: sticky}]": `models[m2].affinity: "sticky" is not one of prefix, session, none`,
 	} {
@@ -384,11 +393,7 @@ func TestAdmissionInDifferences(t *testing.T) {
 			backend, policy, _ := strings.Cut(text, "|")
 			return mustParse(t, admitted(backend, policy))
 		}
-		var lines []string
-		for _, change := range Diff(policy(c.old), policy(c.new)) {
-			lines = append(lines, fmt.Sprint(change))
-		}
-		if got := strings.Join(lines, "\n"); got != c.want {
+		if got := differences(policy(c.old), policy(c.new)); got != c.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
 		}
 	}
@@ -398,10 +403,10 @@ func TestAdmissionInDifferences(t *testing.T) {
 func TestAnOrderOfRoutesIsSaid(t *testing.T) {
 	const a, b = "{name: a, match: {models: [m]}, to: [{model: m}]}", "{name: b, match: {models: [tiny]}, to: [{model: m}]}"
 	order := func(x, y string) *Policy { return mustParse(t, admitted("", "routes: ["+x+", "+y+"]")) }
-	if got := fmt.Sprint(Diff(order(a, b), order(b, a))); got != "[~ routes: a, b -> b, a]" {
+	if got := differences(order(a, b), order(b, a)); got != "~ routes: a, b -> b, a" {
 		t.Errorf("got %s", got)
 	}
-	if got := Diff(order(a, b), order(a, b)); len(got) != 0 {
+	if got := differences(order(a, b), order(a, b)); got != "" {
 		t.Errorf("the same order differs: %v", got)
 	}
 }

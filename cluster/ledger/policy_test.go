@@ -442,14 +442,19 @@ func rank(unit string) int {
 func TestDiffNamesWhatChanged(t *testing.T) {
 	a := mustParse(t, example)
 	b := mustParse(t, strings.NewReplacer("rate: 60000/min, burst: 60000", "rate: 90000/min, burst: 60000", "  - {name: old, plan: pro}\n", "").Replace(example))
-	var lines []string
-	for _, c := range Diff(a, b) {
-		lines = append(lines, c.String())
-	}
 	want := "~ plans[pro].limits[org-tokens].rate: 60000/min -> 90000/min\n- tenants[old].name: old\n- tenants[old].plan: pro"
-	if got := strings.Join(lines, "\n"); got != want {
+	if got := differences(a, b); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
+}
+
+// differences are those of two policies, a line each.
+func differences(old, new *Policy) string {
+	var lines []string
+	for _, c := range Diff(old, new) {
+		lines = append(lines, c.String())
+	}
+	return strings.Join(lines, "\n")
 }
 
 // TestCostGolden prices OpenAI's and Anthropic's shapes of the same answer: 1000 input

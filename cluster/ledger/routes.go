@@ -82,21 +82,25 @@ func (r *Route) sticky() string {
 	return r.Sticky
 }
 
+// asked are the names by which requests may ask for the models; nil where there are none. models are by name and alias.
+func (m *Match) asked(models map[string]*Model) (out []string) {
+	for _, n := range m.Models {
+		out = append(out, n)
+		if own := models[n]; own != nil && own.Name == n {
+			out = append(out, own.Aliases...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // resolve compiles a route of a valid policy. models are by name and alias.
 func (r *Route) resolve(models map[string]*Model) ResolvedRoute {
 	m := &r.Match
 	out := ResolvedRoute{
-		Name: r.Name, Surfaces: m.Surfaces, Classes: m.Classes, Tenants: m.Tenants, BelowTier: m.Tier,
+		Name: r.Name, Models: m.asked(models), Surfaces: m.Surfaces, Classes: m.Classes, Tenants: m.Tenants, BelowTier: m.Tier,
 		InputBelow: m.Input.Below, InputAbove: m.Input.Above, OutputBelow: m.Output.Below, OutputAbove: m.Output.Above, Sticky: r.sticky(),
 	}
-	for _, n := range m.Models {
-		out.Models = append(out.Models, n)
-		if own := models[n]; own.Name == n {
-			out.Models = append(out.Models, own.Aliases...)
-		}
-	}
-	slices.Sort(out.Models)
-	out.Models = slices.Compact(out.Models)
 	for name, value := range m.Headers {
 		out.Headers = append(out.Headers, HeaderMatch{http.CanonicalHeaderKey(name), value})
 	}
@@ -246,6 +250,9 @@ func (c *checker) routes(root place, models, surfaces, tenants map[string]bool) 
 		c.name(at.field("name"), r.Name, seen)
 		in, m := at.field("match"), &r.Match
 		c.named(in.field("models"), m.Models, "model", models)
+		if n := len(m.asked(c.models)); n > maxScope {
+			c.add(in.field("models"), "these have %d names with their aliases, which are more than %d; name fewer", n, maxScope)
+		}
 		c.named(in.field("surfaces"), m.Surfaces, "surface", surfaces)
 		c.named(in.field("tenants"), m.Tenants, "tenant", tenants)
 		c.match(in, m)

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"bytes"
-	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -235,11 +234,7 @@ func TestSemanticInDifferences(t *testing.T) {
 			}
 			return mustParse(t, asked(keeping, semantic))
 		}
-		var lines []string
-		for _, change := range Diff(policy(c.old), policy(c.new)) {
-			lines = append(lines, fmt.Sprint(change))
-		}
-		if got := strings.Join(lines, "\n"); got != c.want {
+		if got := differences(policy(c.old), policy(c.new)); got != c.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
 		}
 	}
