@@ -271,6 +271,7 @@ type Explanation struct {
 	Route    string          `json:"route,omitempty"`      // of the policy, that chose it
 	Routed   string          `json:"routed,omitempty"`     // how, in words
 	Shedding string          `json:"shedding,omitempty"`   // what is refused now, in words
+	Policy   []string        `json:"policy,omitempty"`     // what would be, and which rungs are set, at which pressure
 	Places   []ExplainPlace  `json:"places,omitempty"`     // where it may go, best first
 	Rungs    []string        `json:"rungs,omitempty"`      // of the ladder, that change this request
 	Degraded bool            `json:"degraded,omitempty"`   // some limit's owner is out of reach
@@ -356,6 +357,13 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 	e.Route, e.Routed, e.Rungs = x.rule, x.why, x.rungs.Names()
 	if x.cutoff != (ladder.Cutoff{}) {
 		e.Shedding = x.cutoff.String()
+	}
+	state := p.cfg.Ladder.State(x.routed.Name)
+	for _, s := range state.Sheds {
+		e.Policy = append(e.Policy, s.String())
+	}
+	for _, s := range state.Settings {
+		e.Policy = append(e.Policy, s.String())
 	}
 	x.explainLimits(ctx, &e)
 	x.explainBudgets(ctx, &e, in, out)

@@ -391,3 +391,24 @@ func TestStoppingEndsTheWait(t *testing.T) {
 		t.Errorf("%d requests reached the backend", n)
 	}
 }
+
+// TestFallbackToAFullBackend: a fallback gets no place that the model asked for did not get.
+func TestFallbackToAFullBackend(t *testing.T) {
+	models := twoModels()
+	models[1].Backends = []string{"vllm"}
+	w := newWorld(t, oneSlot(setup{models: models, fake: fakevllm.Config{Models: []string{"BIG", "SMALL"}}, queue: queue.Config{TargetWait: time.Millisecond}}))
+	w.fake.Hold()
+	defer w.start(call{body: toBig}, 0)()
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	for range 20 {
+		if w.metric("headgate_dropped_total", "reason", "queue_full") > 0 {
+			break
+		}
+		before := w.dispatch.Waiting()
+		defer w.start(call{body: toBig}, 0)()
+		w.eventually(func() bool { return w.dispatch.Waiting() > before || w.metric("headgate_dropped_total", "reason", "queue_full") > 0 })
+	}
+	if n := w.metric("headgate_dropped_total", "reason", "queue_full"); n == 0 {
+		t.Errorf("%d wait for one slot and none is refused", w.dispatch.Waiting())
+	}
+}

@@ -45,6 +45,9 @@ func (x *exchange) degraded() string {
 	if x.served != 0 {
 		add(x.served.String())
 	}
+	if x.served.Has(ladder.StaticAnswer) { // nothing else was done to it
+		return list
+	}
 	if x.rungs.Has(ladder.DropOptional) {
 		add(ladder.DropOptional.String())
 	}

@@ -40,6 +40,7 @@ const (
 // line is where a request stands, or stood, in the queue.
 type line struct {
 	waited time.Duration // in all
+	age    time.Duration // of that, for this place: who was refused one begins anew with another model
 	held   time.Duration // of that, for backends to come back
 	sent   time.Time     // to the backend
 	grant  *dispatch.Grant
@@ -175,7 +176,7 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	}
 	l.ticket = dispatch.Ticket{
 		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Tier: x.caller.Tier, Work: max(tokens, 1), Bytes: x.bodyBytes(),
-		Waited: l.waited, Patience: max(left, minPatience), Places: places,
+		Waited: l.age, Patience: max(left, minPatience), Places: places,
 		Watch: func() (<-chan struct{}, bool) {
 			now := changed
 			changed = x.p.cfg.Pool.Changed()
@@ -191,6 +192,9 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	began := time.Now()
 	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)
+	if l.age += time.Since(began); full(err) {
+		l.age = 0
+	}
 	if err != nil && x.r.Context().Err() != nil {
 		x.answer.clientGo = true
 	}

@@ -76,8 +76,11 @@ func ladderCommand() *cobra.Command {
 			fmt.Fprintln(w, "RUNG\tSTATE\tSINCE\tUNTIL\tBY\tREASON\tEFFECT")
 			for _, r := range list {
 				state := "off"
-				if r.On {
+				switch {
+				case r.On:
 					state = "on"
+				case len(r.Models) > 0:
+					state = "by itself, for " + strings.Join(r.Models, ", ")
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Rung, state, moment(r.At), moment(r.Expires), r.Actor, r.Reason, r.Effect)
 			}
@@ -87,7 +90,7 @@ func ladderCommand() *cobra.Command {
 	var span, reason string
 	set := &cobra.Command{
 		Use: "set RUNG {on|off}", Short: "Set a rung of the degradation ladder on every node", Args: exactly(2),
-		Example: "  headgate ladder set shed_best_effort on --for 10m --reason 'two backends down'",
+		Example: "  headgate ladder set shed_best_effort on --for 10m --reason 'two backends down'\n  headgate ladder set cut_max_tokens off",
 	}
 	b := adminFlags(set)
 	set.Flags().StringVar(&span, "for", "", "how long, such as 10m (default: until it is set again)")

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -173,8 +174,20 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 	if e.Reason != "" {
 		fmt.Fprintln(w, e.Reason)
 	}
+	if e.Route != "" {
+		fmt.Fprintf(w, "route %s: %s\n", e.Route, e.Routed)
+	}
 	if len(e.Rungs) > 0 {
 		fmt.Fprintf(w, "the ladder: %s; it would be tried with model %s\n", strings.Join(e.Rungs, ", "), e.Model)
+	}
+	if e.Shedding != "" {
+		fmt.Fprintf(w, "refused now: %s\n", e.Shedding)
+	}
+	bounded := slices.ContainsFunc(e.Places, func(p proxy.ExplainPlace) bool { return p.Cost > 0 }) // else there is no queue
+	for _, line := range e.Policy {
+		if bounded {
+			fmt.Fprintf(w, "policy: %s\n", line)
+		}
 	}
 	if e.Degraded {
 		fmt.Fprintln(w, "owners of limits are out of this node's reach")
@@ -189,6 +202,19 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 			left = "-"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l), decider(l))
+	}
+	if bounded {
+		fmt.Fprintln(w, "\nPLACE\tCOSTS\tIN USE\tLIMIT\tWAITING\tPLACES\tPRESSURE")
+	}
+	for _, p := range e.Places {
+		if !bounded {
+			break
+		}
+		cost, limit := "-", "-"
+		if p.Cost > 0 {
+			cost, limit = strconv.FormatInt(p.Cost, 10)+" slots", strconv.FormatInt(p.Limit, 10)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%d\t%.2f\n", p.Backend, cost, p.InUse, limit, p.Waiting, p.Places, p.Pressure)
 	}
 	if len(e.Budgets) == 0 {
 		return

@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string) int {
 	}
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(serveCommand(), demoCommand(), doctorCommand(), initCommand(),
-		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), tokensCommand(),
+		applyCommand(), policyCommand(), keysCommand(), killCommand(), reviveCommand(), ladderCommand(), backendsCommand(), drainCommand(), undrainCommand(), tokensCommand(),
 		statusCommand(), membersCommand(), limitsCommand(), explainCommand(), cacheCommand(), budgetsCommand(), usageCommand(), auditCommand(), contentCommand(),
 		nodeCommand(), ledgerCommand(), benchCommand(), docsCommand(), versionCommand())
 	root.SetArgs(args)

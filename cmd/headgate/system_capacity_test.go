@@ -225,7 +225,9 @@ func TestSystemSlotsOfOneBackend(t *testing.T) {
 		t.Errorf("%d requests to living gateways failed: %+v", lost, c.bad())
 	}
 	for _, m := range g.members {
-		eventually(t, "no slot in use after all", func() bool { return g.metric(m, "headgate_slots_in_use") == 0 && g.metric(m, "headgate_queue_depth") == 0 })
+		eventually(t, "no slot in use after all", func() bool {
+			return g.metric(m, "headgate_slots_in_use") == 0 && g.metric(m, "headgate_queue_depth") == 0
+		})
 	}
 }
 
@@ -283,7 +285,9 @@ func TestSystemBackendsDie(t *testing.T) {
 		s.set(t, f, 1)
 		g.lasting(4 * time.Second)
 		s.set(t, f, 0)
-		eventually(t, "all backends to be up", func() bool { return g.metric(g.members[0], "headgate_backend_up") == 3 && g.metric(g.members[1], "headgate_backend_up") == 3 })
+		eventually(t, "all backends to be up", func() bool {
+			return g.metric(g.members[0], "headgate_backend_up") == 3 && g.metric(g.members[1], "headgate_backend_up") == 3
+		})
 	}
 	g.lasting(2 * time.Second)
 	c.stop()

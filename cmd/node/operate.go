@@ -28,7 +28,7 @@ func (n *Node) adminConfig() admin.Config {
 		Tenants: n.tenants, Levels: n.Levels, Explain: n.explain,
 		PolicyText: n.policyText, PolicyRevisions: n.policyRevisions, ApplyPolicy: n.applyPolicy, RollBack: n.rollBack,
 		ListKeys: n.listKeys, CreateKey: n.createKey, RotateKey: n.rotateKey, RevokeKey: n.revokeKey,
-		Kills: n.kills, SetKill: n.setKill, Ladder: n.ladder, SetRung: n.setRung,
+		Kills: n.kills, SetKill: n.setKill, Ladder: n.ladder, SetRung: n.setRung, Backends: n.backends, SetDrain: n.setDrain,
 		Members: n.members, RemoveMember: n.removeMember, Audit: n.audit,
 		Tokens: n.tokens, CreateToken: n.createToken, RevokeToken: n.revokeToken,
 		Ledger: n.ledgerInfo, Backup: n.backup, Restore: n.restore,

@@ -83,6 +83,9 @@ type Config struct {
 	Ladder  func(context.Context) ([]Rung, error) // every rung there is
 	SetRung func(context.Context, Actor, RungChange) (Done, error)
 
+	Backends func(context.Context) ([]BackendState, error)
+	SetDrain func(context.Context, Actor, DrainChange) (Done, error)
+
 	Members      func(context.Context) ([]Member, error)
 	RemoveMember func(ctx context.Context, by Actor, name string) (Done, error)
 	Audit        func(context.Context, AuditFilter) ([]AuditEntry, error) // the newest last
@@ -163,6 +166,8 @@ func (c Config) routes() []route {
 		{"DELETE kill/{kind}/{name...}", RoleOperate, change(c.SetKill, readKill(false))},
 		{"GET ladder", RoleRead, list(c.Ladder)},
 		{"PUT ladder/{rung}", RoleOperate, change(c.SetRung, readRung)},
+		{"GET backends", RoleRead, list(c.Backends)},
+		{"PUT backends/{backend}/drain", RoleOperate, change(c.SetDrain, readDrain)},
 
 		{"GET members", RoleRead, list(c.Members)},
 		{"DELETE members/{name}", RoleAdmin, change(c.RemoveMember, pathValue("name"))},

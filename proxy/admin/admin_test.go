@@ -59,6 +59,7 @@ func fakeNode() (Config, *seen) {
 		ListKeys:        func(context.Context) ([]Key, error) { return nil, nil },
 		Kills:           func(context.Context) ([]Kill, error) { return nil, nil },
 		Ladder:          func(context.Context) ([]Rung, error) { return nil, nil },
+		Backends:        func(context.Context) ([]BackendState, error) { return nil, nil },
 		Members:         func(context.Context) ([]Member, error) { return nil, nil },
 		Tokens:          func(context.Context) ([]Token, error) { return []Token{{Name: "ops", Role: RoleOperate}}, nil },
 		Ledger:          func(context.Context) (LedgerInfo, error) { return LedgerInfo{Index: 9}, nil },
@@ -110,6 +111,7 @@ func fakeNode() (Config, *seen) {
 	c.RevokeKey = func(_ context.Context, a Actor, id string) (Done, error) { return note(a, id) }
 	c.SetKill = func(_ context.Context, a Actor, k KillSwitch) (Done, error) { return note(a, k) }
 	c.SetRung = func(_ context.Context, a Actor, r RungChange) (Done, error) { return note(a, r) }
+	c.SetDrain = func(_ context.Context, a Actor, d DrainChange) (Done, error) { return note(a, d) }
 	c.RemoveMember = func(_ context.Context, a Actor, name string) (Done, error) { return note(a, name) }
 	c.CreateToken = func(_ context.Context, a Actor, t NewToken) (CreatedToken, error) {
 		last = seen{a, t}
@@ -198,6 +200,8 @@ var example = map[string]struct {
 	"DELETE kill/{kind}/{name...}":      {RoleOperate, "kill/tenant/acme", ""},
 	"GET ladder":                        {RoleRead, "ladder", ""},
 	"PUT ladder/{rung}":                 {RoleOperate, "ladder/clamp", `{"on": true, "for": "10m"}`},
+	"GET backends":                      {RoleRead, "backends", ""},
+	"PUT backends/{backend}/drain":      {RoleOperate, "backends/vllm-a/drain", `{"on": true, "for": "10m"}`},
 	"GET members":                       {RoleRead, "members", ""},
 	"DELETE members/{name}":             {RoleAdmin, "members/gw-3", ""},
 	"GET audit":                         {RoleRead, "audit?limit=5", ""},
@@ -332,6 +336,8 @@ func TestChanges(t *testing.T) {
 		{"DELETE", "kill/tenant/acme", "", ops, KillSwitch{Kind: "tenant", Name: "acme"}},
 		{"PUT", "ladder/clamp", `{"on": true, "for": "10m", "reason": "load"}`, ops, RungChange{"clamp", true, 10 * time.Minute, "load"}},
 		{"PUT", "ladder/clamp", `{"on": false}`, ops, RungChange{Rung: "clamp"}},
+		{"PUT", "backends/vllm-a/drain", `{"on": true, "for": "10m", "reason": "new weights"}`, ops, DrainChange{"vllm-a", true, 10 * time.Minute, "new weights"}},
+		{"PUT", "backends/vllm@10.0.0.1:8000/drain", `{"on": false}`, ops, DrainChange{Backend: "vllm@10.0.0.1:8000"}},
 		{"DELETE", "members/gw-3", "", boss, "gw-3"},
 		{"POST", "tokens", `{"name": "ops", "role": "operate"}`, boss, NewToken{Name: "ops", Role: RoleOperate}},
 		{"DELETE", "tokens/ops", "", boss, "ops"},
@@ -486,7 +492,7 @@ func TestAbsentFunctions(t *testing.T) {
 func TestListsAreNeverNull(t *testing.T) {
 	c, _ := fakeNode()
 	h := Handler(c)
-	for _, path := range []string{"keys", "kill", "ladder", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders", "cache/generations", "cache/recent"} {
+	for _, path := range []string{"keys", "kill", "ladder", "backends", "members", "audit", "policy/revisions", "node/kill", "budgets", "holders", "cache/generations", "cache/recent"} {
 		if w := ask(h, http.MethodGet, "/admin/v1/"+path, "read", ""); w.Body.String() != "[]\n" {
 			t.Errorf("%s: %s", path, w.Body)
 		}

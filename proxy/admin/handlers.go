@@ -318,6 +318,12 @@ func readNodeKill(on bool) func(http.ResponseWriter, *http.Request) (KillSwitch,
 // maxRungFor bounds a rung's time; one without an end has none.
 const maxRungFor = 365 * 24 * time.Hour
 
+// readDrain reads what is asked of a backend as of a rung.
+func readDrain(w http.ResponseWriter, r *http.Request) (DrainChange, error) {
+	c, err := readRung(w, r)
+	return DrainChange{r.PathValue("backend"), c.On, c.For, c.Reason}, err
+}
+
 func readRung(w http.ResponseWriter, r *http.Request) (RungChange, error) {
 	c := RungChange{Rung: r.PathValue("rung")}
 	var ask struct {
@@ -332,7 +338,7 @@ func readRung(w http.ResponseWriter, r *http.Request) (RungChange, error) {
 	case ask.On == nil:
 		return c, errors.New("on: say true or false")
 	case ask.For != "" && !*ask.On:
-		return c, errors.New("for: only a rung that is set on has an end")
+		return c, errors.New("for: only what is set on has an end")
 	case ask.For != "":
 		c.For, err = span("for", ask.For, time.Second, maxRungFor)
 	}

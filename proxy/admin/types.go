@@ -182,6 +182,45 @@ type Rung struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
+// BackendState is one endpoint of a backend. What is of the whole cluster is the last word of the node that keeps the queue.
+type BackendState struct {
+	Backend  string `json:"backend"`
+	Endpoint string `json:"endpoint"` // the backend's name, of a dns:// one with @ADDRESS:PORT
+	URL      string `json:"url"`
+	Kind     string `json:"kind"`
+	Overflow bool   `json:"overflow,omitempty"` // used only where no other has room
+
+	State       string  `json:"state"`                   // unknown | up | down, as this node sees it
+	Breaker     string  `json:"breaker"`                 // closed | open | half_open, likewise
+	Ejected     bool    `json:"ejected,omitempty"`       // its peers do much better
+	Drained     bool    `json:"drained,omitempty"`       // by command
+	Leaving     bool    `json:"leaving,omitempty"`       // gone from the policy or from DNS; requests in flight finish
+	PausedMS    int64   `json:"paused_ms,omitempty"`     // for so long yet it asked to be left alone
+	Share       float64 `json:"share"`                   // of its room, below 1 during a slow start
+	FirstByteMS int64   `json:"first_byte_ms,omitempty"` // of streams, about; 0: unknown
+	InFlight    int     `json:"in_flight"`               // of this node
+	LastError   string  `json:"last_error,omitempty"`
+
+	Slots    int64   `json:"slots"`             // 0: unbounded; then what follows says nothing
+	Limit    int64   `json:"limit"`             // of them, that may be in use now
+	InUse    int64   `json:"in_use"`            // by all nodes
+	Stale    bool    `json:"stale,omitempty"`   // its metrics have stopped coming, so that it is taken to be full
+	Waiting  int64   `json:"waiting"`           // requests that could go there
+	Places   int64   `json:"places"`            // for those
+	Pressure float64 `json:"pressure"`          // waiting of places, smoothed; 1 and more: requests are refused
+	Rate     float64 `json:"requests_a_second"` // that it can do
+	DrainMS  int64   `json:"queue_drain_ms"`    // that those who wait will take
+	Desired  float64 `json:"desired"`           // how many such backends all that is offered would need
+}
+
+// DrainChange asks for a backend to get no new requests, or to get them again.
+type DrainChange struct {
+	Backend string // or one of its endpoints
+	On      bool
+	For     time.Duration // 0: until it is taken back
+	Reason  string
+}
+
 // RungChange asks for a rung to be set.
 type RungChange struct {
 	Rung   string

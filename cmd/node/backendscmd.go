@@ -1,0 +1,70 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"headgate/cluster/ledger"
+	"headgate/cluster/ledger/ledgerpb"
+	"headgate/proxy/admin"
+)
+
+// backends are all endpoints, as this node sees them and as the queue's node last said.
+func (n *Node) backends(context.Context) ([]admin.BackendState, error) {
+	queued := n.admission.dispatch.State().Backends
+	var out []admin.BackendState
+	for _, b := range n.pool.Status() {
+		a := admin.BackendState{
+			Backend: b.Name, Endpoint: b.Endpoint, URL: b.URL, Kind: b.Kind.String(), Overflow: b.Overflow, State: b.State.String(), Breaker: b.Breaker.String(),
+			Ejected: b.Ejected, Drained: b.Drained, Leaving: b.Draining, PausedMS: b.Paused.Milliseconds(), Share: b.Share, FirstByteMS: b.FirstByte.Milliseconds(),
+			InFlight: b.InFlight, LastError: b.LastError, Slots: int64(b.Slots), Limit: int64(b.Slots),
+		}
+		if q, ok := queued[b.Endpoint]; ok && b.Slots > 0 {
+			a.Limit, a.InUse, a.Stale, a.Waiting, a.Places = q.Limit, q.InUse, q.Stale, int64(q.Waiting), int64(q.Places)
+			if a.Limit < 0 {
+				a.Limit = a.Slots
+			}
+			a.Pressure, a.Rate, a.DrainMS, a.Desired = q.Pressure, q.Rate, q.Drain.Milliseconds(), q.Desired
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// setDrain takes a backend, or one of its endpoints, out of use in the whole cluster, or gives it back.
+func (n *Node) setDrain(ctx context.Context, by admin.Actor, c admin.DrainChange) (admin.Done, error) {
+	name, _, _ := strings.Cut(c.Backend, "@")
+	p := n.current()
+	known := slices.ContainsFunc(p.policyOrNone().Backends, func(b ledger.Backend) bool { return b.Name == name })
+	if c.On && !known { // one that is gone may be given back all the same
+		return admin.Done{}, admin.Errorf(admin.NotFound, "there is no backend %q in the policy; headgate backends lists them", name)
+	}
+	set := &ledgerpb.SetRung{Rung: ledger.DrainRung(c.Backend), On: c.On, Reason: c.Reason}
+	if len(c.Backend) > ledger.MaxDrain {
+		return admin.Done{}, admin.Errorf(admin.Invalid, "backend: a name of more than %d bytes can't be drained; drain the backend as a whole, or give it a shorter name", ledger.MaxDrain)
+	}
+	if c.For > 0 {
+		set.ExpiresUnixNano = time.Now().Add(c.For).UnixNano()
+	}
+	done, err := n.change(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_SetRung{SetRung: set}})
+	if err == nil && c.On {
+		done.Warnings = n.drainedOut(name)
+	}
+	return done, err
+}
+
+// drainedOut names the models that nobody serves any more.
+func (n *Node) drainedOut(name string) (warnings []string) {
+	drained := drains(n.truth.Facts(), time.Now())
+	p := n.current()
+	for _, m := range p.policyOrNone().Models {
+		left := slices.ContainsFunc(m.Backends, func(b string) bool { return b != name && !slices.Contains(drained, b) })
+		if slices.Contains(m.Backends, name) && slices.Contains(drained, name) && !left {
+			warnings = append(warnings, fmt.Sprintf("model %s has no other backend: its requests are refused as no_backend, or answered by its fallback", m.Name))
+		}
+	}
+	return warnings
+}
