@@ -147,6 +147,9 @@ func (s *Scheduler) isBehind(t *ticket) bool {
 		each := b.charge(t.work, min(t.places[i].cost, b.slots)) * c.ratio
 		ahead := c.tag - l.virtual + float64(c.load)/whole*each
 		reach := float64(s.cfg.TargetWait)
+		if b.contested() { // the pace of a class varies with what the others have
+			reach = reach / 8 * ageEighths
+		}
 		if l.claims > 1 || c.n == 0 {
 			reach *= alongside
 		}
@@ -155,6 +158,17 @@ func (s *Scheduler) isBehind(t *ticket) bool {
 		}
 	}
 	return true
+}
+
+// contested says whether tickets of more than one class wait.
+func (b *backend) contested() bool {
+	n := 0
+	for i := range b.classes {
+		if b.classes[i].order.len() > 0 {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // before tells how many of a ticket's own account wait at one of its backends, and how many accounts of its
