@@ -239,6 +239,7 @@ type used struct {
 	wastedTime   time.Duration
 	tokens       int64
 	wastedTokens int64
+	waits        []time.Duration // of interactive requests: from due to their slot
 	late         int // got a slot when the client had left, or ought to have
 }
 
@@ -262,6 +263,9 @@ func usedBetween(log []fakevllm.Record, from, to time.Time, due map[int64]time.T
 		if r.Outcome == fakevllm.Aborted {
 			u.wastedTime += b.Sub(a)
 			u.wastedTokens += r.OutputTokens
+		}
+		if at, ok := due[id]; ok && class == interactive && r.Started.After(from) {
+			u.waits = append(u.waits, r.Started.Sub(at))
 		}
 		if at, ok := due[id]; ok && r.Started.Sub(at) > patience(class)+lateBy {
 			u.late++

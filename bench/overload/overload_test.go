@@ -166,7 +166,7 @@ func sample() *Report {
 		for _, l := range append(r.Config.Loads, calm) {
 			r.Rows = append(r.Rows, Row{
 				Target: name, Load: l, Length: time.Minute, Arrivals: 100, Good: 50, Goodput: 0.96, Share: [classes]float64{0.7, 0.25, 0.05},
-				FirstP99: 300 * time.Millisecond, PeakRunning: 32, Memory: []int64{1 << 20, 4 << 20, 4 << 20},
+				FirstP99: 300 * time.Millisecond, WaitP99: time.Second, PeakRunning: 32, Memory: []int64{1 << 20, 4 << 20, 4 << 20},
 			})
 		}
 	}
@@ -209,7 +209,7 @@ func TestAimsAreMissed(t *testing.T) {
 	if x == nil || x.Load != 5 {
 		t.Fatalf("surge %+v", x)
 	}
-	x.Goodput, x.FirstP99, x.Share[background], x.Late, x.PeakRunning, x.Memory = 0.9, 3*time.Second, 0.1, 1, 33, []int64{1, 1, 2}
+	x.Goodput, x.WaitP99, x.Share[background], x.Late, x.PeakRunning, x.Memory = 0.9, 3*time.Second, 0.1, 1, 33, []int64{1, 1, 2}
 	r.Recovery = nil
 	r.judge()
 	for _, a := range r.Aims {

@@ -27,6 +27,7 @@ type Row struct {
 	Share                                 [classes]float64 // of the slot-time, by class
 	Served                                [classes]float64 // good of the arrivals of a class
 	FirstP50, FirstP99                    time.Duration    // interactive: from due to first byte
+	WaitP99                               time.Duration    // likewise: from due to a slot at the server
 	RefusedP99                            time.Duration    // from due to the refusal
 	WastedTime, WastedTokens              float64          // shares that went to clients who had left
 	Late                                  int              // got a slot after their client's patience
@@ -166,7 +167,7 @@ func (r *Row) ofUpstream(u used, timeline []fakevllm.Window, s span) {
 	}
 	r.WastedTime = float64(u.wastedTime) / float64(max(all, 1))
 	r.WastedTokens = float64(u.wastedTokens) / float64(max(u.tokens, 1))
-	r.Late = u.late
+	r.Late, r.WaitP99 = u.late, quantile(u.waits, 0.99)
 	var ran time.Duration
 	for _, w := range timeline {
 		if w.At.After(s.from.Add(settle)) && w.At.Before(s.to) {
@@ -226,7 +227,7 @@ func (r *Report) judge() {
 	}
 	r.Aims = append(r.Aims,
 		Aim{Name: at("goodput, of capacity"), Value: x.Goodput, Bound: 0.95, AtLeast: true},
-		Aim{Name: at("interactive p99 to first byte"), Unit: "s", Value: x.FirstP99.Seconds(), Bound: (targetWait + ttft).Seconds()},
+		Aim{Name: at("interactive p99 to a slot"), Unit: "s", Value: x.WaitP99.Seconds(), Bound: targetWait.Seconds()},
 		Aim{Name: at("background's share of slot-time"), Value: x.Share[background], Bound: 0.2, AtLeast: true},
 		Aim{Name: at("got a slot after their client's patience"), Value: float64(x.Late)},
 		Aim{Name: at("most running at the upstream"), Value: float64(x.PeakRunning), Bound: float64(r.Config.Slots)},
@@ -247,7 +248,7 @@ const maxLag = 20 * time.Millisecond
 func (r *Report) WriteCSV(w io.Writer) error {
 	lines := [][]string{{
 		"target", "load", "seconds", "arrivals", "good", "refused", "left", "broken", "goodput", "share_interactive", "share_background", "share_best_effort",
-		"served_interactive", "served_background", "served_best_effort", "first_p50_ms", "first_p99_ms", "refused_p99_ms", "wasted_time", "wasted_tokens",
+		"served_interactive", "served_background", "served_best_effort", "first_p50_ms", "first_p99_ms", "wait_p99_ms", "refused_p99_ms", "wasted_time", "wasted_tokens",
 		"late", "running", "peak_running", "peak_waiting", "memory_first_mib", "memory_peak_mib", "memory_last_mib", "lag_p99_ms",
 	}}
 	f := func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }
@@ -259,7 +260,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 			x.Target, strconv.FormatFloat(x.Load, 'g', -1, 64), strconv.FormatFloat(x.Length.Seconds(), 'f', 0, 64),
 			strconv.Itoa(x.Arrivals), strconv.Itoa(x.Good), strconv.Itoa(x.Refused), strconv.Itoa(x.Left), strconv.Itoa(x.Broken), f(x.Goodput),
 			f(x.Share[interactive]), f(x.Share[background]), f(x.Share[bestEffort]), f(x.Served[interactive]), f(x.Served[background]), f(x.Served[bestEffort]),
-			ms(x.FirstP50), ms(x.FirstP99), ms(x.RefusedP99), f(x.WastedTime), f(x.WastedTokens), strconv.Itoa(x.Late),
+			ms(x.FirstP50), ms(x.FirstP99), ms(x.WaitP99), ms(x.RefusedP99), f(x.WastedTime), f(x.WastedTokens), strconv.Itoa(x.Late),
 			f(x.Running), strconv.FormatInt(x.PeakRunning, 10), strconv.FormatInt(x.PeakWaiting, 10),
 			strconv.FormatInt(first>>20, 10), strconv.FormatInt(peak>>20, 10), strconv.FormatInt(last>>20, 10), ms(x.LagP99),
 		})
@@ -277,19 +278,19 @@ func (r *Report) WriteText(w io.Writer) error {
 requests 5–15 tokens after %v, %v apart; half of them stream; interactive 50 %%, background 30 %%, best effort 20 %%
 clients  leave after 5 s (background 15 s) without a byte and do not come again
 goodput  answers that began in time and came whole, of capacity; wasted: slot-time for clients who left
-first    interactive, of good answers, from the moment the request was due to the first byte
+first    interactive, of good answers, from the moment the request was due to the first byte; wait99: of all, to their slot at the server
 
 `, c.Each, c.Surge, c.PeerSurge, c.After, calm, ttft, interToken)
-	fmt.Fprintf(&b, "%-16s %5s %8s %6s %7s %6s %8s %8s %9s %9s %7s %7s %6s %5s %7s %5s %7s\n", "", "load", "goodput", "good", "refused", "left",
-		"first50", "first99", "refusal99", "backgr.", "wasted", "wasted", "ran", "most", "waited", "late", "memory")
-	fmt.Fprintf(&b, "%-16s %5s %8s %6s %7s %6s %8s %8s %9s %9s %7s %7s %6s %5s %7s %5s %7s\n", "", "", "", "", "", "", "ms", "ms", "ms", "slot-time", "time", "tokens", "", "", "there", "", "MiB")
+	fmt.Fprintf(&b, "%-16s %5s %8s %6s %7s %6s %8s %8s %7s %9s %9s %7s %7s %6s %5s %7s %5s %7s\n", "", "load", "goodput", "good", "refused", "left",
+		"first50", "first99", "wait99", "refusal99", "backgr.", "wasted", "wasted", "ran", "most", "waited", "late", "memory")
+	fmt.Fprintf(&b, "%-16s %5s %8s %6s %7s %6s %8s %8s %7s %9s %9s %7s %7s %6s %5s %7s %5s %7s\n", "", "", "", "", "", "", "ms", "ms", "ms", "ms", "slot-time", "time", "tokens", "", "", "there", "", "MiB")
 	for i := range r.Rows {
 		x := &r.Rows[i]
 		n := float64(max(x.Arrivals, 1))
 		_, peak, _, _ := x.memory()
-		fmt.Fprintf(&b, "%-16s %5.1f %8.3f %5.1f%% %6.1f%% %5.1f%% %8.0f %8.0f %9.0f %8.1f%% %6.1f%% %6.1f%% %6.1f %5d %7d %5d %7d\n",
+		fmt.Fprintf(&b, "%-16s %5.1f %8.3f %5.1f%% %6.1f%% %5.1f%% %8.0f %8.0f %7.0f %9.0f %8.1f%% %6.1f%% %6.1f%% %6.1f %5d %7d %5d %7d\n",
 			x.Target, x.Load, x.Goodput, 100*float64(x.Good)/n, 100*float64(x.Refused)/n, 100*float64(x.Left)/n,
-			x.FirstP50.Seconds()*1e3, x.FirstP99.Seconds()*1e3, x.RefusedP99.Seconds()*1e3, 100*x.Share[background],
+			x.FirstP50.Seconds()*1e3, x.FirstP99.Seconds()*1e3, x.WaitP99.Seconds()*1e3, x.RefusedP99.Seconds()*1e3, 100*x.Share[background],
 			100*x.WastedTime, 100*x.WastedTokens, x.Running, x.PeakRunning, x.PeakWaiting, x.Late, peak>>20)
 	}
 	b.WriteString("\nafter the surge, until no more than 1 in 100 interactive requests is later than twice the p99 of the first load\n")
