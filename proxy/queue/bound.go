@@ -147,8 +147,8 @@ func (s *Scheduler) isBehind(t *ticket) bool {
 		each := b.charge(t.work, min(t.places[i].cost, b.slots)) * c.ratio
 		ahead := c.tag - l.virtual + float64(c.load)/whole*each
 		reach := float64(s.cfg.TargetWait)
-		if b.contested() { // the pace of a class varies with what the others have
-			reach = reach / 8 * ageEighths
+		if b.contested() { // the pace of a class varies with what the others have: a quarter is for that
+			reach = reach / 4 * 3
 		}
 		if l.claims > 1 || c.n == 0 {
 			reach *= alongside
