@@ -37,7 +37,7 @@ sim: ## the simulations of view leases and of leases over SEEDS seeds, of money 
 	HEADGATE_FILL_SEEDS=$(FILL_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestFillSimulation$$' -v ./cache
 	HEADGATE_SEARCH_MESSAGES=8 HEADGATE_SEARCH_SETTLES=0 HEADGATE_SEARCH_REPEATS=0 $(GO) test -count=1 -timeout 3h -run '^TestSmallWorld$$' -v ./lease/leasetest
 
-SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemSlots|SystemBackends|SystemCapacity|SystemCache|SystemSemantic|SystemUsage|SystemRelease
+SYSTEM ?= KillAny|Writers|Partitions|GrowAndShrink|RollingRestart|Twins|Strangers|JoinNobody|Damaged|ManyKeys|AirGapped|Lease|NeverNine|DayLimit|OneLimit|Hammered|JoinReadmits|Replacing|OwnerOut|MessagesDo|Excess|StrictBudget|BudgetsWithout|BudgetsOf|SystemSlots|SystemBackends|SystemThousand|SystemCapacity|SystemCache|SystemSemantic|SystemUsage|SystemRelease
 system: ## clusters of processes: killed, restarted, grown; as root also cut apart, in networks of their own
 	HEADGATE_SYSTEM=1 $(GO) test -count=1 -timeout 15m -v -run '^Test($(SYSTEM))' ./cmd/headgate
 

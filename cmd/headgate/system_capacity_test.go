@@ -318,3 +318,38 @@ func TestSystemBackendsDie(t *testing.T) {
 	}
 	t.Logf("%d whole, %d cut in the middle, %v tokens charged, %d reported", whole, cut, settled, reported)
 }
+
+// TestSystemThousandUsers: a thousand at once, at two gateways before one backend, are each served or told that the fleet is
+// full, and when to come again; none hangs or is dropped.
+func TestSystemThousandUsers(t *testing.T) {
+	heavy(t)
+	up := newModelServer(t, fakevllm.Config{Slots: 64, TTFT: 100 * time.Millisecond})
+	g := newGroup(t, 2, boundedPolicy(32, "", up))
+	g.http.Transport.(*http.Transport).MaxConnsPerHost = 0
+	g.up()
+	const body = `{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}`
+	ends := make([]ending, 1000)
+	var all sync.WaitGroup
+	for i := range ends {
+		all.Go(func() { ends[i] = g.stream(t.Context(), g.members[i%2], body, "X-Headgate-Timeout", "5") })
+	}
+	all.Wait()
+	kinds := map[string]int{}
+	for _, e := range ends {
+		switch {
+		case e.whole:
+			kinds["served"]++
+		case e.code == http.StatusTooManyRequests && e.dropped != "" && strings.Contains(e.text, "over_capacity"):
+			kinds[e.dropped]++
+		default:
+			t.Errorf("neither served nor refused: %+v", e)
+		}
+	}
+	t.Logf("%v", kinds)
+	if kinds["served"] < 100 {
+		t.Errorf("%d were served", kinds["served"])
+	}
+	if s := up.Stats(); s.PeakRunning > 32 || s.WastedTokens > 0 {
+		t.Errorf("%d ran at once, %d tokens were made for nobody", s.PeakRunning, s.WastedTokens)
+	}
+}
