@@ -406,7 +406,9 @@ func TestFallbackToAFullBackend(t *testing.T) {
 		}
 		before := w.dispatch.Waiting()
 		defer w.start(call{body: toBig}, 0)()
-		w.eventually(func() bool { return w.dispatch.Waiting() > before || w.metric("headgate_dropped_total", "reason", "queue_full") > 0 })
+		w.eventually(func() bool {
+			return w.dispatch.Waiting() > before || w.metric("headgate_dropped_total", "reason", "queue_full") > 0
+		})
 	}
 	if n := w.metric("headgate_dropped_total", "reason", "queue_full"); n == 0 {
 		t.Errorf("%d wait for one slot and none is refused", w.dispatch.Waiting())

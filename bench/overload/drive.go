@@ -240,7 +240,7 @@ type used struct {
 	tokens       int64
 	wastedTokens int64
 	waits        []time.Duration // of interactive requests: from due to their slot
-	late         int // got a slot when the client had left, or ought to have
+	late         int             // got a slot when the client had left, or ought to have
 }
 
 // usedBetween sums up the upstream's log. due is when the request of an id was due.
