@@ -66,7 +66,7 @@ lint: ## golangci-lint, built once into .cache
 	@test -x .cache/golangci-lint || GOBIN=$(CURDIR)/.cache $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT)
 	.cache/golangci-lint run ./...
 
-bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results
+bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results; TRACE=FILE replays conversations to prefix caches
 	$(call benchmarks,decision,./bench/lease ./proxy/openai,^Benchmark(Decision|Memory|Stream|Scanner|Meter)$$)
 	$(call benchmarks,lease-speed,./bench/lease,^Benchmark(Leased|Asked|Redis|KeepAlive|Tenants)$$)
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
@@ -80,7 +80,9 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results
+	$(call benchmarks,admission,./proxy/queue ./proxy/dispatch ./proxy/upstream ./proxy/affinity ./proxy/route,.)
 	$(BIN) bench overload --out bench/results
+	$(if $(TRACE),$(GO) run ./bench/affinity -trace $(TRACE) -out bench/results)
 
 # benchmarks RESULT,PACKAGES,PATTERN: five runs of Go benchmarks into bench/results/RESULT.txt
 define benchmarks
