@@ -240,12 +240,14 @@ func TestLostBackendLosesNothing(t *testing.T) {
 					limits: []proxy.Limit{limit(proxy.Tokens, 1000), limit(proxy.Requests, 10)}, models: []*proxy.Model{model("m", "dying", "vllm")},
 					backends: []upstream.Backend{{Name: "dying", URL: "http://" + m.l.Addr().String(), Slots: 2}, {Name: "vllm", Slots: 2}},
 				})
+				w.fake.Hold() // else it may have answered all before one goes elsewhere
 				got := make(chan answer, 4)
 				for range 4 {
 					go func() { got <- w.do(call{body: body}) }()
 				}
-				<-m.came
+				w.eventually(func() bool { return len(m.came) > 0 })
 				m.kill()
+				w.fake.Release()
 				for range 4 {
 					a := <-got
 					a.want(t, 200)

@@ -9,9 +9,7 @@
 // now, best first; [Pool.Hold] counts it in at the one that was chosen, with the cluster's
 // lease on a slot where the endpoint has bounded ones; the [Slot] sends the request, reads
 // what the answer says of the endpoint, and gives the place back. [Pool.Run] probes health,
-// re-resolves names, reads changed keys and judges outliers. [Pool.Acquire] does choice and
-// hold in one, for requests of the gateway's own that no queue orders: it keeps Slots as a
-// bound of this gateway alone.
+// re-resolves names, reads changed keys and judges outliers.
 //
 // # Invariants
 //

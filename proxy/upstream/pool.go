@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Why Acquire gives no slot.
+// Why there is no slot.
 var (
 	// ErrNoBackend: none of the named backends is alive and untried.
 	ErrNoBackend = errors.New("no backend is up")
@@ -277,33 +277,6 @@ func (p *Pool) retireEndpointLocked(e *endpoint) {
 	}
 }
 
-// Acquire takes a slot of the best of Candidates that has less in flight here than its
-// Slots. A name may also be that of an endpoint. The caller must Release it.
-func (p *Pool) Acquire(names, tried []string) (*Slot, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := p.now()
-	var best Candidate
-	var at *endpoint
-	full := false
-	err := p.eachLocked(now, names, tried, func(e *endpoint) {
-		c := e.candidate(now)
-		switch {
-		case c.Bounded && c.InFlight >= c.Slots:
-			full = true
-		case at == nil || compareCandidates(c, best) < 0:
-			best, at = c, e
-		}
-	})
-	switch {
-	case at != nil:
-		return p.holdLocked(now, at, nil), nil
-	case full:
-		return nil, ErrSaturated
-	}
-	return nil, err
-}
-
 func (e *endpoint) size() int {
 	if s := e.b.cfg.Slots; s > 0 {
 		return s
@@ -465,7 +438,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close ends Run and the idle connections; Acquire says ErrNoBackend from then on.
+// Close ends Run and the idle connections; Candidates and Hold say ErrNoBackend from then on.
 // Slots still out remain usable and are to be released as ever.
 func (p *Pool) Close() {
 	p.mu.Lock()

@@ -41,7 +41,7 @@ type Slot struct {
 // Name is the backend's, as the policy has it.
 func (s *Slot) Name() string { return s.cfg.Name }
 
-// Endpoint identifies the address within the pool, for Acquire's tried.
+// Endpoint identifies the address within the pool, for Candidates' tried.
 func (s *Slot) Endpoint() string { return s.e.id }
 
 // URL is where a request for path (with a slash in front, in escaped form, without a
