@@ -416,3 +416,21 @@ func TestFallbackToAFullBackend(t *testing.T) {
 		t.Errorf("%d wait for one slot and none is refused", w.dispatch.Waiting())
 	}
 }
+
+// TestKilledWhileItWaits: a switch that is thrown while a request waits for its place binds.
+func TestKilledWhileItWaits(t *testing.T) {
+	w := newWorld(t, oneSlot(setup{limits: []proxy.Limit{limit(proxy.Requests, 10)}, queue: queue.Config{TargetWait: time.Hour}}))
+	w.fake.Hold()
+	leave := w.start(call{body: chat}, 0)
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	got := make(chan answer, 1)
+	go func() { got <- w.do(call{body: chat}) }()
+	w.eventually(func() bool { return w.dispatch.Waiting() == 1 })
+	w.proxy.SetSwitches(kill("model", "m", "wrong weights"))
+	leave()
+	w.fake.Release()
+	(<-got).refused(t, 403, "killed")
+	if n := w.fake.Stats().Requests; n != 1 {
+		t.Errorf("%d requests reached the backend", n)
+	}
+}

@@ -92,6 +92,12 @@ func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 		if err != nil {
 			return nil, err
 		}
+		if e := x.killed("", x.model); e != nil { // thrown while it waited
+			if held != nil {
+				held.Release()
+			}
+			return nil, e
+		}
 		slot, err := pool.Hold(id, held)
 		if err == nil {
 			if x.line.hashed {

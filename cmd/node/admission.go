@@ -44,6 +44,7 @@ type admission struct {
 	models   atomic.Pointer[map[string][]string]       // the backends of each
 	policy   atomic.Pointer[admitted]
 
+	telling  sync.Mutex
 	draining sync.Mutex
 	drained  []string
 }
@@ -204,7 +205,10 @@ func (n *Node) admit(ix *ledger.Index, number uint64) {
 
 // admitBackends tells all who give out places which there are now.
 func (n *Node) admitBackends() {
-	a, p := &n.admission, n.admission.policy.Load()
+	a := &n.admission
+	a.telling.Lock() // or what was read before could be told after what was read since
+	defer a.telling.Unlock()
+	p := a.policy.Load()
 	limits := map[string]*limiter.Limit{}
 	var queued []queue.Backend
 	var learnt []capacity.Backend
