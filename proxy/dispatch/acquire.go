@@ -35,6 +35,7 @@ type waiter struct {
 
 	// Under Dispatcher.mu while how is waits; else the waiter's own.
 	how     how
+	sent    bool   // to a queue: another one is to give it a place, too
 	epoch   uint64 // of the queue that it was sent to
 	backend string
 	cost    int64
@@ -42,12 +43,17 @@ type waiter struct {
 	dropped Dropped
 }
 
-// ticket is what the queue is told.
+// ticket is what the queue is told. The first one is told nothing of the way to it: who has waited had a place
+// before, and gets one beyond the bound.
 func (w *waiter) ticket(self uint64, now int64) *queue.Ticket {
-	t := w.t
+	t, waited := w.t, max(0, w.t.Waited)
+	if w.sent {
+		waited = time.Duration(max(1, now-w.born))
+	}
+	w.sent = true
 	return &queue.Ticket{
 		Node: self, ID: w.id, Tenant: t.Tenant, Class: t.Class, Tier: t.Tier, Work: t.Work, Bytes: t.Bytes,
-		Waited: time.Duration(max(0, now-w.born)), Patience: time.Duration(max(0, w.deadline-now)), Places: t.Places,
+		Waited: waited, Patience: time.Duration(max(0, w.deadline-now)), Places: t.Places,
 	}
 }
 

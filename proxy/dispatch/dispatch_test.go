@@ -488,3 +488,49 @@ func TestStorm(t *testing.T) {
 		})
 	}
 }
+
+// TestBoundIsTheClusters: the queue is full for the requests of every node, not of the one alone that keeps it.
+func TestBoundIsTheClusters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3, backends(8, "a"), func(c *dispatch.Config) { // the way to the queue takes a while
+			now, calls := c.Now, new(atomic.Int64)
+			c.Now = func() int64 { return now() + calls.Add(1) }
+		})
+		w.settles()
+		const each = 100
+		ctx, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		refused := make([]atomic.Int64, len(w.nodes))
+		for i, n := range w.nodes {
+			for range each {
+				wg.Go(func() {
+					fresh := ticket("a")
+					fresh.Waited = 0
+					g, err := n.Acquire(ctx, fresh)
+					if _, full := errors.AsType[*dispatch.Dropped](err); full {
+						refused[i].Add(1)
+					}
+					if err == nil {
+						<-ctx.Done()
+						g.Release()
+					}
+				})
+			}
+		}
+		synctest.Wait()
+		time.Sleep(time.Second)
+		waiting := 0
+		for i, n := range w.nodes {
+			waiting += n.Waiting()
+			if refused[i].Load() == 0 {
+				t.Errorf("node %d: none of %d was refused", i, each)
+			}
+		}
+		if waiting > 4*8 { // twice the slots, as long as nothing is known of their pace; some were on their way
+			t.Errorf("%d wait for 8 slots", waiting)
+		}
+		leave()
+		wg.Wait()
+		w.idle()
+	})
+}
