@@ -376,5 +376,5 @@ func (c *call) down() bool {
 
 // AwaitIdle returns nil once no inference request is in flight, or ctx's error.
 func (s *Server) AwaitIdle(ctx context.Context) error {
-	return s.Await(ctx, func(st Stats) bool { return st.InFlight == 0 })
+	return s.Await(ctx, func(st Stats) bool { return st.InFlight == 0 && st.Running == 0 && st.Waiting == 0 })
 }

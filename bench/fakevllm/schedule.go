@@ -122,14 +122,11 @@ func (s *Server) stop(c *call) {
 // not fit holds up the rest. The caller holds the lock.
 func (s *Server) promote() {
 	for e := s.queue.Front(); e != nil; e = s.queue.Front() {
-		w, ok := s.queue.Remove(e).(*waiter)
-		if !ok {
-			continue
-		}
-		if !s.fits(w.c) {
-			s.queue.PushFront(w)
+		w, ok := e.Value.(*waiter)
+		if !ok || !s.fits(w.c) {
 			return
 		}
+		s.queue.Remove(e)
 		s.elapse()
 		s.stats.Waiting--
 		s.start(w.c)

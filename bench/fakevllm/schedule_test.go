@@ -108,6 +108,34 @@ func TestTheCacheOfKeysBoundsWhatRuns(t *testing.T) {
 	})
 }
 
+// Whoever leaves the queue is out of it, also while nobody can be let in.
+func TestThoseWhoLeaveTheQueueGetNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(Config{Slots: 1, TTFT: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go direct(t.Context(), s, `"n":1`)
+		synctest.Wait()
+		ctx, leave := context.WithCancel(t.Context())
+		for range 3 {
+			go direct(ctx, s, `"n":1`)
+		}
+		synctest.Wait()
+		go direct(t.Context(), s, `"n":1`)
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		if st := s.Stats(); st.Running != 1 || st.Waiting != 1 {
+			t.Errorf("running %d, waiting %d", st.Running, st.Waiting)
+		}
+		time.Sleep(3 * time.Second) // virtual
+		if st := s.Stats(); st.Running != 0 || st.Outcomes[OK] != 2 || st.Outcomes[Aborted] != 3 || s.queue.Len() != 0 {
+			t.Errorf("in the end %+v", st)
+		}
+	})
+}
+
 func TestWastedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(Config{InterToken: time.Second})
