@@ -52,10 +52,11 @@ generate: ## the protobuf code; needs protoc 3.21 or later
 	cd cache/vec/gen && $(GO) run . -out ../kernels_amd64.s -stubs ../kernels_amd64.go -pkg vec
 
 SOAK ?= 10m
-soak: ## faults, aborts and nonsense for SOAK, then nodes killed for as long, then MONEY_SEEDS and SEEDS of the simulations, then a million steps of the hunt for leaks; nothing may be left behind, or lost
+soak: ## faults, aborts and nonsense for SOAK, then nodes killed and a fleet overloaded for as long each, then MONEY_SEEDS and SEEDS of the simulations, then a million steps of the hunt for leaks; nothing may be left behind, or lost
 	HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 30m -run '^TestSoak$$' -v ./cmd/node
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestKillAny' -v ./cmd/headgate
 	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestLeasesSoak$$' -v ./cmd/headgate
+	HEADGATE_SYSTEM=1 HEADGATE_SOAK=$(SOAK) $(GO) test -count=1 -timeout 60m -run '^TestSystemCapacityOverload$$' -v ./cmd/headgate
 	HEADGATE_MONEY_SEEDS=$(MONEY_SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestMoneySimulation' -v ./cmd/node
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(GO) test -count=1 -timeout 3h -run '^TestSimulation$$' -v ./lease/leasetest
 	HEADGATE_LEAK_STEPS=1000000 $(GO) test -count=1 -timeout 1h -run 'Leak' -v ./cache ./cache/semantic ./proxy ./cmd/node
