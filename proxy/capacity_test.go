@@ -434,3 +434,31 @@ func TestKilledWhileItWaits(t *testing.T) {
 		t.Errorf("%d requests reached the backend", n)
 	}
 }
+
+// TestGarbageIsNoAnswer: a page instead of an answer is asked of another backend, counts against the one that
+// sent it, and is an error where there is no other.
+func TestGarbageIsNoAnswer(t *testing.T) {
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		_, _ = w.Write([]byte("<html>welcome</html>"))
+	}))
+	defer page.Close()
+	for _, body := range []string{chat, streamed} {
+		w := newWorld(t, setup{
+			failures: 5, limits: []proxy.Limit{limit(proxy.Tokens, 100_000)}, models: []*proxy.Model{model("m", "page", "vllm"), model("only", "page")},
+			backends: []upstream.Backend{{Name: "page", URL: page.URL, Slots: 4}, {Name: "vllm", Slots: 4}},
+		})
+		for range 10 {
+			if a := w.do(call{body: body}).want(t, 200); a.header.Get("X-Headgate-Backend") != "vllm" {
+				t.Errorf("%v %s", a.header, a.body)
+			}
+		}
+		w.do(call{body: strings.Replace(body, `"m"`, `"only"`, 1)}).refused(t, 502, "upstream_error")
+		for range 8 {
+			w.do(call{body: strings.Replace(body, `"m"`, `"only"`, 1)})
+		}
+		if a := w.do(call{body: strings.Replace(body, `"m"`, `"only"`, 1)}); a.status != 503 {
+			t.Errorf("no breaker opened: %d %s", a.status, a.body)
+		}
+	}
+}

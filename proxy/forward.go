@@ -53,7 +53,7 @@ func (x *exchange) forward() error {
 		changed := x.p.cfg.Pool.Changed()
 		slot, err := x.place(tried)
 		if err != nil {
-			again := lost != nil && sent < maxAttempts && errors.Is(err, upstream.ErrNoBackend)
+			again := upstream.Replayable(lost) && sent < maxAttempts && errors.Is(err, upstream.ErrNoBackend)
 			switch {
 			case again && tried != nil: // better the same once more than none
 				tried = nil
@@ -71,7 +71,7 @@ func (x *exchange) forward() error {
 		if last = err; !upstream.Retryable(err) {
 			sent++
 		}
-		if upstream.Replayable(err) {
+		if upstream.Replayable(err) || errors.Is(err, errGarbage) {
 			lost = err
 		}
 		if err == nil || sent == maxAttempts || len(tried) == maxTried || !x.again(err) {
@@ -118,6 +118,10 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 	x.tellPlace(resp, nil)
 	if pushedBack(resp.StatusCode) && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
 		return errPushedBack
+	}
+	if x.garbage(resp) {
+		slot.Fail(errGarbage)
+		return errGarbage
 	}
 	if x.preferStale(resp.StatusCode) {
 		x.settle(outcomeMalformed)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"headgate/proxy/affinity"
@@ -308,6 +309,8 @@ func (x *exchange) again(err error) bool {
 		why = "pushed_back"
 	case x.mayReplay(err) && x.p.cfg.Pool.MayRetry():
 		why = "lost"
+	case errors.Is(err, errGarbage) && x.repeatable() && x.p.cfg.Pool.MayRetry():
+		why = "garbage"
 	default:
 		return false
 	}
@@ -317,6 +320,22 @@ func (x *exchange) again(err error) bool {
 
 // errPushedBack: a backend has refused the request for want of capacity, and there is another.
 var errPushedBack = errors.New("the backend has no capacity")
+
+// errGarbage: a backend says 200 to what is no answer, such as the page of something between.
+var errGarbage = errors.New("the backend's answer is no answer of a model")
+
+// garbage says whether an answer that should be JSON or a stream of events is a page, or plain text. What says
+// nothing of itself, or can't be looked into, may be one.
+func (x *exchange) garbage(resp *http.Response) bool {
+	switch x.route.kind {
+	case openai.Chat, openai.Completion, openai.Message, openai.Response:
+	default:
+		return false
+	}
+	enc := resp.Header.Get("Content-Encoding")
+	return resp.StatusCode < 300 && x.route.generate && (enc == "" || enc == "identity" || enc == "gzip") &&
+		strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") && !isEventStream(resp.Header)
+}
 
 // elsewhere says whether there is another backend than those tried and this one.
 func (x *exchange) elsewhere(tried []string, slot *upstream.Slot) bool {
