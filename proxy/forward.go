@@ -120,8 +120,10 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 		return errPushedBack
 	}
 	if x.garbage(resp) {
-		slot.Fail(errGarbage)
-		return errGarbage
+		slot.Fail(errGarbage) // where there is no other, it passes as it came
+		if x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
+			return errGarbage
+		}
 	}
 	if x.preferStale(resp.StatusCode) {
 		x.settle(outcomeMalformed)

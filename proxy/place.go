@@ -309,7 +309,7 @@ func (x *exchange) again(err error) bool {
 		why = "pushed_back"
 	case x.mayReplay(err) && x.p.cfg.Pool.MayRetry():
 		why = "lost"
-	case errors.Is(err, errGarbage) && x.repeatable() && x.p.cfg.Pool.MayRetry():
+	case errors.Is(err, errGarbage): // likewise
 		why = "garbage"
 	default:
 		return false
