@@ -801,9 +801,9 @@ func TestLongWaitBesideOthers(t *testing.T) {
 // TestBusyWithOneStream: its health is late for as long as one answer flows.
 func TestBusyWithOneStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		flowing := true
+		var ended atomic.Bool
 		rt := roundTripper(func(r *http.Request) (*http.Response, error) {
-			if r.URL.Path == "/health" && flowing {
+			if r.URL.Path == "/health" && !ended.Load() {
 				<-r.Context().Done()
 				return nil, r.Context().Err()
 			}
@@ -833,7 +833,7 @@ func TestBusyWithOneStream(t *testing.T) {
 				t.Fatalf("%+v", st)
 			}
 		}
-		flowing = false
+		ended.Store(true)
 	})
 }
 
