@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"headgate/bench/fakevllm"
+	"headgate/proxy/admin"
 )
 
 // startModelProcess is a simulated vLLM in a process of its own, which can be stopped.
@@ -40,15 +42,15 @@ func startModelProcess(t *testing.T) (url string, signal func(syscall.Signal)) {
 }
 
 // TestSystemCapacityBadBackends: each of several models has a good backend and one that flaps, slows tenfold,
-// closes in the middle, sends its clients away, is stopped as a process, or is drained. No request
+// answers garbage, closes in the middle, sends its clients away, is stopped as a process, or is drained. No request
 // is lost that had not begun to stream, whoever had begun is told in his stream, and no fault is another model's.
 func TestSystemCapacityBadBackends(t *testing.T) {
 	heavy(t)
 	cfg := fakevllm.Config{Slots: 256, TTFT: 50 * time.Millisecond, InterToken: 10 * time.Millisecond}
 	good, drained := newModelServer(t, cfg), newModelServer(t, cfg)
 	stopped, signal := startModelProcess(t)
-	faults := []fakevllm.Fault{fakevllm.Flap, "drag=10", "cut=4", "429=2"}
-	names := []string{"flap", "drag", "cut", "pushback", "stopped", "drained", "none"}
+	faults := []fakevllm.Fault{fakevllm.Flap, "drag=10", fakevllm.Garbage, "cut=4", "429=2"}
+	names := []string{"flap", "drag", "garbage", "cut", "pushback", "stopped", "drained", "none"}
 	var servers []*modelServer
 	urls := []string{}
 	for range faults {
@@ -122,7 +124,11 @@ tenants: [{name: dev, plan: p}]
 func (g *group) drainAndBack(s *modelServer) {
 	g.t.Helper()
 	g.members[0].node.ok("drain", "drained", "--for", "5m", "--reason", "an upgrade")
-	eventually(g.t, "the drained backend to be empty", func() bool { return s.Stats().InFlight == 0 })
+	for _, m := range g.members {
+		eventually(g.t, "the drained backend to be empty at "+m.name, func() bool {
+			return slices.ContainsFunc(look[[]admin.BackendState](g, m, "backends"), func(b admin.BackendState) bool { return b.Endpoint == "drained" && b.Drained && b.InFlight == 0 })
+		})
+	}
 	before := s.Stats()
 	g.lasting(2 * time.Second)
 	if after := s.Stats(); after.OutputTokens != before.OutputTokens || after.InFlight > 0 {
