@@ -10,6 +10,7 @@ import (
 	"headgate/cluster/ledger"
 	"headgate/cluster/ledger/ledgerpb"
 	"headgate/proxy/admin"
+	"headgate/proxy/upstream"
 )
 
 // backends are all endpoints, as this node sees them and as the queue's node last said.
@@ -36,24 +37,45 @@ func (n *Node) backends(context.Context) ([]admin.BackendState, error) {
 
 // setDrain takes a backend, or one of its endpoints, out of use in the whole cluster, or gives it back.
 func (n *Node) setDrain(ctx context.Context, by admin.Actor, c admin.DrainChange) (admin.Done, error) {
-	name, _, _ := strings.Cut(c.Backend, "@")
-	p := n.current()
-	known := slices.ContainsFunc(p.policyOrNone().Backends, func(b ledger.Backend) bool { return b.Name == name })
-	if c.On && !known { // one that is gone may be given back all the same
-		return admin.Done{}, admin.Errorf(admin.NotFound, "there is no backend %q in the policy; headgate backends lists them", name)
+	name, _, one := strings.Cut(c.Backend, "@")
+	_, drained := n.truth.Facts().Rungs.Lookup(ledger.DrainRung(c.Backend)) // one that is gone from the policy may be given back all the same
+	if !n.hasBackend(name) && (c.On || !drained) {
+		return admin.Done{}, n.noBackend(name)
 	}
-	set := &ledgerpb.SetRung{Rung: ledger.DrainRung(c.Backend), On: c.On, Reason: c.Reason}
 	if len(c.Backend) > ledger.MaxDrain {
 		return admin.Done{}, admin.Errorf(admin.Invalid, "backend: a name of more than %d bytes can't be drained; drain the backend as a whole, or give it a shorter name", ledger.MaxDrain)
 	}
+	set := &ledgerpb.SetRung{Rung: ledger.DrainRung(c.Backend), On: c.On, Reason: c.Reason}
 	if c.For > 0 {
 		set.ExpiresUnixNano = time.Now().Add(c.For).UnixNano()
 	}
 	done, err := n.change(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_SetRung{SetRung: set}})
-	if err == nil && c.On {
+	switch {
+	case err != nil || !c.On:
+	case !one:
 		done.Warnings = n.drainedOut(name)
+	case !slices.ContainsFunc(n.pool.Status(), func(b upstream.BackendStatus) bool { return b.Endpoint == c.Backend }):
+		done.Warnings = []string{fmt.Sprintf("this node knows no endpoint %q now; it is drained should it come", c.Backend)}
 	}
 	return done, err
+}
+
+func (n *Node) hasBackend(name string) bool {
+	s := n.current()
+	return slices.ContainsFunc(s.policyOrNone().Backends, func(b ledger.Backend) bool { return b.Name == name })
+}
+
+// noBackend says that the policy has none of that name, and which may have been meant.
+func (n *Node) noBackend(name string) error {
+	s := n.current()
+	var names []string
+	for _, b := range s.policyOrNone().Backends {
+		names = append(names, b.Name)
+	}
+	if meant := ledger.Nearest(name, names); meant != "" {
+		return admin.Errorf(admin.NotFound, "there is no backend %q in the policy; did you mean %q?", name, meant)
+	}
+	return admin.Errorf(admin.NotFound, "there is no backend %q in the policy; headgate backends lists them", name)
 }
 
 // drainedOut names the models that nobody serves any more.

@@ -1,0 +1,101 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"headgate/cluster/ledger"
+	"headgate/proxy/admin"
+)
+
+const drainPolicy = `version: 1
+backends: [{name: vllm-a, url: %[1]q, slots: 4}, {name: vllm-b, url: %[1]q}]
+models: [{name: m, backends: [vllm-a]}, {name: both, backends: [vllm-a, vllm-b]}]
+plans: [{name: p}]
+tenants: [{name: dev, plan: p}]
+`
+
+// TestDrains: a backend that is drained gets nothing, whoever asks; what it is called must be in the policy, and the
+// audit log has who did it.
+func TestDrains(t *testing.T) {
+	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(drainPolicy, answeringServer(t))) })
+	waitFor(t, "both backends are up", func() bool { return n.pool.Up() == 2 })
+	shown := func(name string) admin.BackendState {
+		t.Helper()
+		for _, b := range must[[]admin.BackendState](t, n, 200, "GET", "backends", rootBearer, "") {
+			if b.Endpoint == name {
+				return b
+			}
+		}
+		t.Fatalf("%s is not listed", name)
+		return admin.BackendState{}
+	}
+	metrics := func(line string) bool {
+		_, text := ask(t, n, "GET", "/metrics", "", "")
+		return strings.Contains(text, line+"\n")
+	}
+	if a, b := shown("vllm-a"), shown("vllm-b"); a.Drained || a.Slots != 4 || a.Limit < 1 || a.State != "up" || a.Breaker != "closed" || a.Kind != "vllm" || b.Slots != 0 {
+		t.Errorf("before: %+v, %+v", a, b)
+	}
+	if got := chat(t, n, "node-test-key-0123"); got != http.StatusOK {
+		t.Fatalf("before: %d", got)
+	}
+
+	d := must[admin.Done](t, n, 200, "PUT", "backends/vllm-a/drain", rootBearer, `{"on": true, "for": "1h", "reason": "new weights"}`)
+	if len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], "model m has no other backend") {
+		t.Errorf("warnings: %q", d.Warnings)
+	}
+	waitFor(t, "vllm-a is drained", func() bool { return shown("vllm-a").Drained })
+	if got := chat(t, n, "node-test-key-0123"); got != http.StatusServiceUnavailable {
+		t.Errorf("drained: %d", got)
+	}
+	if !metrics(`headgate_backend_drained{backend="vllm-a",endpoint="vllm-a"} 1`) || !metrics(`headgate_backend_drained{backend="vllm-b",endpoint="vllm-b"} 0`) {
+		t.Error("the metrics don't say which is drained")
+	}
+	entry := n.cluster.Ledger().Audit(1, ledger.AuditFilter{})[0]
+	if entry.Actor != "root" || entry.Object != ledger.DrainRung("vllm-a") || !strings.Contains(entry.After, "new weights") {
+		t.Errorf("in the audit log: %+v", entry)
+	}
+
+	must[admin.Done](t, n, 200, "PUT", "backends/vllm-a/drain", rootBearer, `{"on": false}`)
+	waitFor(t, "vllm-a is served again", func() bool { return chat(t, n, "node-test-key-0123") == http.StatusOK })
+	if shown("vllm-a").Drained {
+		t.Error("vllm-a is shown as drained")
+	}
+
+	for _, body := range []string{`{"on": true}`, `{"on": false}`} {
+		refusedWith(t, n, 404, "not_found", `did you mean "vllm-a"`, "PUT", "backends/vlm-a/drain", rootBearer, body)
+	}
+	refusedWith(t, n, 404, "not_found", "headgate backends lists them", "PUT", "backends/none@10.0.0.1:80/drain", rootBearer, `{"on": true}`)
+	d = must[admin.Done](t, n, 200, "PUT", "backends/vllm-b@10.0.0.1:80/drain", rootBearer, `{"on": true}`)
+	if len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], "knows no endpoint") || shown("vllm-b").Drained {
+		t.Errorf("of an endpoint: %q", d.Warnings)
+	}
+}
+
+// TestABackendThatMoved: while requests to its former address end, its metrics are one line each.
+func TestABackendThatMoved(t *testing.T) {
+	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(drainPolicy, answeringServer(t))) })
+	waitFor(t, "both backends are up", func() bool { return n.pool.Up() == 2 })
+	slot, err := n.pool.Hold("vllm-b", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slot.Release()
+	must[admin.Applied](t, n, 200, "PUT", "policy", rootBearer, fmt.Sprintf(drainPolicy, answeringServer(t)))
+	const line = `headgate_backend_inflight{backend="vllm-b",endpoint="vllm-b"} `
+	waitFor(t, "the former address is left", func() bool {
+		for _, b := range n.pool.Status() {
+			if b.Draining && b.Name == "vllm-b" {
+				return true
+			}
+		}
+		return false
+	})
+	status, text := ask(t, n, "GET", "/metrics", "", "")
+	if status != http.StatusOK || strings.Count(text, line) != 1 || !strings.Contains(text, line+"1\n") {
+		t.Errorf("status %d: %s", status, text[:min(len(text), 500)])
+	}
+}
