@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,11 +28,12 @@ func backendsCommand() *cobra.Command {
 func printBackends(w io.Writer, list []admin.BackendState) {
 	fmt.Fprintln(w, "BACKEND\tSTATE\tIN USE\tLIMIT\tSLOTS\tWAITING\tPLACES\tPRESSURE\tRATE\tLAST ERROR")
 	for _, b := range list {
-		inUse, limit, slots := strconv.FormatInt(b.InUse, 10), strconv.FormatInt(b.Limit, 10), strconv.FormatInt(b.Slots, 10)
-		if b.Slots == 0 { // nobody counts those of other nodes
-			inUse, limit, slots = strconv.Itoa(b.InFlight), "-", "-"
+		queue := "-\t-\t-\t-\t-\t-" // without slots there is none, and nobody counts the requests of other nodes
+		inUse := int64(b.InFlight)
+		if b.Slots > 0 {
+			inUse, queue = b.InUse, fmt.Sprintf("%d\t%d\t%d\t%d\t%.2f\t%.1f/s", b.Limit, b.Slots, b.Waiting, b.Places, b.Pressure, b.Rate)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%.2f\t%.3g/s\t%s\n", b.Endpoint, backendState(b), inUse, limit, slots, b.Waiting, b.Places, b.Pressure, b.Rate, b.LastError)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", b.Endpoint, backendState(b), inUse, queue, printable(b.LastError))
 	}
 }
 
@@ -74,10 +74,12 @@ func drainCommand() *cobra.Command {
 }
 
 func undrainCommand() *cobra.Command {
+	var reason string
 	c := &cobra.Command{Use: "undrain BACKEND", Short: "Send a backend requests again", Args: exactly(1), Example: "  headgate undrain vllm-a"}
 	a := adminFlags(c)
+	c.Flags().StringVar(&reason, "reason", "", "why, for the audit log")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return send(c, a, http.MethodPut, drainPath(args[0]), map[string]any{"on": false}, said("%s gets requests again", args[0]))
+		return send(c, a, http.MethodPut, drainPath(args[0]), map[string]any{"on": false, "reason": reason}, said("%s gets requests again", args[0]))
 	}
 	return c
 }

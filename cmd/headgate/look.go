@@ -204,17 +204,7 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Name, l.Scope, l.Unit, l.Cost, left, limitVerdict(l), decider(l))
 	}
 	if bounded {
-		fmt.Fprintln(w, "\nPLACE\tCOSTS\tIN USE\tLIMIT\tWAITING\tPLACES\tPRESSURE")
-	}
-	for _, p := range e.Places {
-		if !bounded {
-			break
-		}
-		cost, limit := "-", "-"
-		if p.Cost > 0 {
-			cost, limit = strconv.FormatInt(p.Cost, 10)+" slots", strconv.FormatInt(p.Limit, 10)
-		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%d\t%.2f\n", p.Backend, cost, p.InUse, limit, p.Waiting, p.Places, p.Pressure)
+		printPlaces(w, e.Places)
 	}
 	if len(e.Budgets) == 0 {
 		return
@@ -235,6 +225,22 @@ func printExplanation(w io.Writer, e proxy.Explanation) {
 	}
 	if e.Template > 0 {
 		fmt.Fprintf(w, "\nstrict: with %d tokens for the chat template; of a request each byte of input is taken for a token, so that it may cost more\n", e.Template)
+	}
+}
+
+// printPlaces says where the request may go, best first.
+func printPlaces(w io.Writer, places []proxy.ExplainPlace) {
+	fmt.Fprintln(w, "\nPLACE\tCOSTS\tIN USE\tLIMIT\tWAITING\tPLACES\tPRESSURE")
+	for _, p := range places {
+		name, queue := p.Backend, "-\t-\t-\t-"
+		if p.Overflow {
+			name += " (overflow)"
+		}
+		cost := "-"
+		if p.Cost > 0 {
+			cost, queue = fmt.Sprintf("%d slots", p.Cost), fmt.Sprintf("%d\t%d\t%d\t%.2f", p.Limit, p.Waiting, p.Places, p.Pressure)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\n", name, cost, p.InUse, queue)
 	}
 }
 

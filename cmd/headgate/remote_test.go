@@ -114,8 +114,15 @@ func (f *fakeCluster) config() admin.Config {
 				{Name: "day", Scope: "key", Cost: 5e9, Least: 5e9, Left: 0, Amount: 1e9, Spent: 2e9, UsedPercent: 200},
 				{Name: "ever", Scope: "org", Cost: 5e9, Least: 5e9, Amount: 1e9, UsedPercent: -1, Admitted: true},
 			}
-			if q.Tenant == "plain" {
-				e = proxy.Explanation{Admitted: true, Model: "m"}
+			switch q.Tenant {
+			case "plain":
+				e = proxy.Explanation{Admitted: true, Model: "m", Policy: []string{"from pressure 0.9: class best_effort"}, Places: []proxy.ExplainPlace{{Backend: "b", InUse: 3}}}
+			case "full":
+				e = proxy.Explanation{
+					Refused: "shed_cost", Reason: "too much", Model: "m", Route: "canary", Routed: "5 of 100", Shedding: "requests above 32,768 tokens",
+					Policy: []string{"from pressure 0.75: requests above 32,768 tokens", "static_answer by hand only"},
+					Places: []proxy.ExplainPlace{{Backend: "vllm-a", Cost: 3, InUse: 31, Limit: 32, Waiting: 34, Places: 40, Pressure: 0.82}, {Backend: "bought", Overflow: true, InUse: 2}},
+				}
 			}
 			return e, nil
 		},
@@ -127,7 +134,12 @@ func (f *fakeCluster) config() admin.Config {
 		Kills:           always([]admin.Kill{{Kind: "tenant", Name: "acme", Reason: "leak", Actor: "ops", At: fakeTime}}),
 		SetKill:         done[admin.KillSwitch](f), SetRung: done[admin.RungChange](f), RemoveMember: done[string](f),
 		RevokeKey: done[string](f), RevokeToken: done[string](f), SetOverride: done[admin.OverrideChange](f), SetNodeKill: done[admin.KillSwitch](f),
-		Ladder: always([]admin.Rung{{Rung: "clamp", On: true, Expires: fakeTime, Reason: "load", Actor: "ops", At: fakeTime}, {Rung: "fallback"}}),
+		Ladder: always([]admin.Rung{{Rung: "clamp", On: true, Expires: fakeTime, Reason: "load", Actor: "ops", At: fakeTime}, {Rung: "fallback"}, {Rung: "auto", Models: []string{"m", "n"}}}),
+		Backends: always([]admin.BackendState{
+			{Backend: "vllm", Endpoint: "vllm@10.0.0.1:8000", State: "up", Breaker: "half_open", Share: 0.25, Stale: true, Slots: 64, Limit: 40, InUse: 39, Waiting: 7, Places: 80, Pressure: 0.0875, Rate: 19.96},
+			{Backend: "b", Endpoint: "b", State: "up", Breaker: "closed", Share: 1, Ejected: true, Drained: true, Leaving: true, PausedMS: 2340, Overflow: true, InFlight: 3, LastError: "it answered with status 503"},
+		}),
+		SetDrain: done[admin.DrainChange](f),
 		Members: always([]admin.Member{
 			{Name: "gw-1", Gossip: "alive", Raft: "leader", InView: true, Partitions: 2047, AppliedIndex: 99, StateHash: "0123456789abcdef0123", ViewLease: true, Version: "v1", Address: "10.0.0.1:7946", Self: true},
 			{Name: "gw-2", Gossip: "failed", Raft: "voter", Error: "no answer"},
@@ -257,6 +269,10 @@ func TestCommandsAsk(t *testing.T) {
 			"month   org    strict  $5.00  $2.00  $250.00  2026-06-01T12:00:00Z  admits, with a shorter answer\n", "day     key    normal  $5.00  $0.00  $1.00                          refuses\n",
 			"$5.00  ?      $1.00                          admits if the ledger does",
 		}},
+		{"explain --tenant full --model m", nil, []string{
+			"refused by shed_cost", "too much\nroute canary: 5 of 100\nrefused now: requests above 32,768 tokens\npolicy: from pressure 0.75: requests above 32,768 tokens\npolicy: static_answer by hand only\n",
+			"PLACE              COSTS    IN USE  LIMIT  WAITING  PLACES  PRESSURE\nvllm-a             3 slots  31      32     34       40      0.82\nbought (overflow)  -        2       -      -        -       -\n",
+		}},
 		{"limits show acme", nil, []string{
 			"LEFT         OF   FULL IN  OWNER  RATE LENT  HELD BY\n", "0            9    1.5s     gw-2              \n",
 			"40 (debt 3)  100  6s       gw-1   100%       gw-1 40 (75%), gw-2 up to 60 (25%), gw-2 did not answer\n", "6            8    -        gw-1              gw-1 4 (2 in use)\n",
@@ -278,7 +294,15 @@ func TestCommandsAsk(t *testing.T) {
 		{"kill global", admin.KillSwitch{Kind: "global", On: true}, []string{"everything is killed"}},
 		{"kill", nil, []string{"KIND", "tenant", "leak"}},
 		{"revive key k-1", admin.KillSwitch{Kind: "key", Name: "k-1"}, []string{"key k-1 is no longer killed"}},
-		{"ladder show", nil, []string{"RUNG", "clamp", "on", "fallback", "off"}},
+		{"ladder show", nil, []string{"RUNG", "clamp", "on", "fallback", "off", "auto      by itself, for m, n "}},
+		{"backends", nil, []string{
+			"BACKEND             STATE                                                  IN USE  LIMIT  SLOTS  WAITING  PLACES  PRESSURE  RATE    LAST ERROR\n",
+			"vllm@10.0.0.1:8000  up, breaker half open, starting (25 %), metrics stale  39      40     64     7        80      0.09      20.0/s  \n",
+			"b                   up, drained, leaving, ejected, paused 2.3s, overflow   3       -      -      -        -       -         -       it answered with status 503\n",
+		}},
+		{"drain vllm-a --for 30m --reason weights", admin.DrainChange{Backend: "vllm-a", On: true, For: 30 * time.Minute, Reason: "weights"}, []string{"vllm-a gets no new requests on any node; headgate undrain vllm-a ends that\n"}},
+		{"drain vllm@10.0.0.1:8000", admin.DrainChange{Backend: "vllm@10.0.0.1:8000", On: true}, []string{"headgate undrain vllm@10.0.0.1:8000"}},
+		{"undrain vllm-a --reason done", admin.DrainChange{Backend: "vllm-a", Reason: "done"}, []string{"vllm-a gets requests again\n"}},
 		{"ladder set clamp on --for 10m --reason load", admin.RungChange{Rung: "clamp", On: true, For: 10 * time.Minute, Reason: "load"}, []string{"clamp is on"}},
 		{"ladder set clamp off", admin.RungChange{Rung: "clamp"}, []string{"clamp is off"}},
 		{"audit --limit 5 --actor ops --object x --since 2027-01-01", admin.AuditFilter{Limit: 5, Actor: "ops", Object: "x", Since: day}, []string{"ACTION", "kill.on"}},
@@ -333,7 +357,7 @@ func TestListingsAsJSON(t *testing.T) {
 	t.Parallel()
 	f := startCluster(t)
 	for _, args := range []string{
-		"budgets show", "budgets holders", "usage top", "status", "members", "policy revisions", "policy show", "keys list", "kill", "ladder show", "audit", "tokens list", "node override", "node kill", "ledger inspect",
+		"budgets show", "budgets holders", "usage top", "status", "members", "policy revisions", "policy show", "keys list", "kill", "ladder show", "backends", "audit", "tokens list", "node override", "node kill", "ledger inspect",
 	} {
 		r := runCLI(t, f.env(), append(strings.Fields(args), "--json")...)
 		if r.code != 0 || !json.Valid([]byte(r.stdout)) {
@@ -364,6 +388,12 @@ func TestWrongUse(t *testing.T) {
 		{"node override --unavailable deny", 2, "say both"},
 		{"node override --clear --for 1m", 2, "no other flag"},
 		{"ladder set clamp up", 2, "neither on nor off"},
+		{"drain", 2, "takes one argument"},
+		{"drain a b", 2, "takes one argument"},
+		{"drain vllm-a --for soon", 2, "for: "},
+		{"undrain", 2, "takes one argument"},
+		{"undrain vllm-a --for 1h", 2, "unknown flag: --for"},
+		{"backends vllm-a", 2, "takes no argument"},
 		{"tokens create ops", 2, "--role"},
 		{"tokens create ops --role boss", 2, "read, operate, admin"},
 		{"keys rotate k --overlap soon", 2, "--overlap"},
