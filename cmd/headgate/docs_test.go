@@ -3,6 +3,7 @@ package main_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/goccy/go-yaml"
 
 	"headgate/cluster/ledger"
 	hgnode "headgate/cmd/node"
@@ -283,8 +286,10 @@ func TestDocsAreComplete(t *testing.T) {
 // metricNames are those of a node that has answered a request.
 func metricNames(t *testing.T) (names []string) {
 	t.Helper()
-	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", cliPolicy(startFake(t), 100, "")))
+	policy := strings.Replace(cliPolicy(startFake(t), 100, ""), "backends: [{name: b, ", "backends: [{name: b, slots: 4, learn: {}, ", 1)
+	n := startNode(t, nil, "--policy", writeFile(t, "policy.yaml", policy))
 	n.spend()
+	n.await("the queue to have a backend", func() bool { return strings.Contains(get(t, n.admin+"/metrics"), "headgate_desired_replicas{") })
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (headgate_\w+) `).FindAllStringSubmatch(get(t, n.admin+"/metrics"), -1) {
 		names = append(names, m[1])
 	}
@@ -364,5 +369,48 @@ func TestDeploy(t *testing.T) {
 	// Only its files are missing here.
 	if r := runCLI(t, nil, strings.Fields(start[1])...); r.code != 2 || !strings.Contains(r.stderr, "read the configuration") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestAutoscalers: what scales the fleet asks for metrics that there are, and stands in the page as in the files.
+func TestAutoscalers(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("docs/capacity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := metricNames(t)
+	for _, name := range []string{"keda.yaml", "hpa.yaml"} {
+		text, err := os.ReadFile("deploy/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, manifest, ok := strings.Cut(string(text), "\napiVersion")
+		if !ok || !strings.Contains(string(page), "```text\napiVersion"+manifest+"```") {
+			t.Errorf("the page does not show %s", name)
+		}
+		for d := yaml.NewDecoder(bytes.NewReader(text)); ; {
+			var m struct{ Kind string }
+			if err := d.Decode(&m); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil || m.Kind == "" {
+				t.Fatalf("%s: %v, kind %q", name, err, m.Kind)
+			}
+		}
+		asked := regexp.MustCompile(`headgate_\w+`).FindAllString(string(text), -1)
+		if len(asked) == 0 {
+			t.Errorf("%s asks for nothing", name)
+		}
+		for _, metric := range asked {
+			if !slices.Contains(known, metric) {
+				t.Errorf("%s asks for %s, which no node has", name, metric)
+			}
+		}
+	}
+	// Those with a label for why are there once something was refused.
+	for _, metric := range regexp.MustCompile(`headgate_\w+\b(\{reason|\{attempt)?`).FindAllString(string(page), -1) {
+		if !strings.Contains(metric, "{") && !slices.Contains(known, metric) {
+			t.Errorf("the page has %s, which no node has", metric)
+		}
 	}
 }
