@@ -78,13 +78,13 @@ func (n *Node) noBackend(name string) error {
 	return admin.Errorf(admin.NotFound, "there is no backend %q in the policy; headgate backends lists them", name)
 }
 
-// drainedOut names the models that nobody serves any more.
+// drainedOut names the models that nobody serves any more, now that name is drained: the facts of this node may not say so yet.
 func (n *Node) drainedOut(name string) (warnings []string) {
 	drained := drains(n.truth.Facts(), time.Now())
 	p := n.current()
 	for _, m := range p.policyOrNone().Models {
 		left := slices.ContainsFunc(m.Backends, func(b string) bool { return b != name && !slices.Contains(drained, b) })
-		if slices.Contains(m.Backends, name) && slices.Contains(drained, name) && !left {
+		if slices.Contains(m.Backends, name) && !left {
 			warnings = append(warnings, fmt.Sprintf("model %s has no other backend: its requests are refused as no_backend, or answered by its fallback", m.Name))
 		}
 	}
