@@ -324,8 +324,8 @@ var errPushedBack = errors.New("the backend has no capacity")
 // errGarbage: a backend says 200 to what is no answer, such as the page of something between.
 var errGarbage = errors.New("the backend's answer is no answer of a model")
 
-// garbage says whether an answer that should be JSON or a stream of events is a page, or plain text. What says
-// nothing of itself, or can't be looked into, may be one.
+// garbage says whether an answer that should be JSON or a stream of events is a page. What says nothing of itself, or
+// says plain text as careless servers do, or can't be looked into, may be one.
 func (x *exchange) garbage(resp *http.Response) bool {
 	switch x.route.kind {
 	case openai.Chat, openai.Completion, openai.Message, openai.Response:
@@ -334,7 +334,7 @@ func (x *exchange) garbage(resp *http.Response) bool {
 	}
 	enc := resp.Header.Get("Content-Encoding")
 	return resp.StatusCode < 300 && x.route.generate && (enc == "" || enc == "identity" || enc == "gzip") &&
-		strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") && !isEventStream(resp.Header)
+		strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html")
 }
 
 // elsewhere says whether there is another backend than those tried and this one.
