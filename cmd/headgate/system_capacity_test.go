@@ -99,7 +99,10 @@ func (g *group) gather(n int, body string, header ...string) *clients {
 			own := strings.Replace(body, "hello", fmt.Sprintf("hello from %d", i), 1) // another conversation than the others'
 			for ctx.Err() == nil {
 				if !m.serving.Load() {
-					time.Sleep(20 * time.Millisecond) // it comes back
+					select { // it comes back
+					case <-ctx.Done():
+					case <-time.After(20 * time.Millisecond):
+					}
 					continue
 				}
 				life := m.life.Load()
