@@ -17,10 +17,11 @@ func (s *direct) lent() float64  { return 0 }
 
 func (s *direct) arrive(id int) {
 	a := s.w.demand[id]
-	s.w.trips[a.holder]++
-	s.w.after(delay, func() {
-		d := s.w.Limit.Take(&s.state, epoch+s.w.now, a.cost, limiter.Refuse)
-		s.w.decide(id, d.Admitted, false, s.w.now)
+	s.w.trips[a.Node]++
+	s.w.after(s.w.way(), func() {
+		at := s.w.now
+		d := s.w.Limit.Take(&s.state, epoch+at, a.Cost, limiter.Refuse)
+		s.w.after(s.w.way(), func() { s.w.decide(id, d.Admitted, false, at) })
 	})
 }
 
@@ -32,9 +33,9 @@ type split struct {
 }
 
 func (s *split) start(w *world) {
-	s.w, s.part, s.states = w, w.Limit, make([]limiter.State, w.Holders)
-	s.part.Rate.Per *= time.Duration(w.Holders)
-	s.part.Burst = max(w.Limit.Burst/int64(w.Holders), 1)
+	s.w, s.part, s.states = w, w.Limit, make([]limiter.State, w.Nodes)
+	s.part.Rate.Per *= time.Duration(w.Nodes)
+	s.part.Burst = max(w.Limit.Burst/int64(w.Nodes), 1)
 }
 
 func (s *split) lent() (sum float64) {
@@ -46,7 +47,7 @@ func (s *split) lent() (sum float64) {
 
 func (s *split) arrive(id int) {
 	a := s.w.demand[id]
-	d := s.part.Take(&s.states[a.holder], epoch+s.w.now, a.cost, limiter.Refuse)
+	d := s.part.Take(&s.states[a.Node], epoch+s.w.now, a.Cost, limiter.Refuse)
 	s.w.decide(id, d.Admitted, true, s.w.now)
 }
 
@@ -84,8 +85,8 @@ type blocks struct {
 
 func (s *blocks) start(w *world) {
 	s.w, s.tank = w, newTank(&w.Cell)
-	s.hand, s.out, s.had = make([]float64, w.Holders), make([]float64, w.Holders), make([]int, w.Holders)
-	s.waits, s.asks = make([][]int, w.Holders), make([]bool, w.Holders)
+	s.hand, s.out, s.had = make([]float64, w.Nodes), make([]float64, w.Nodes), make([]int, w.Nodes)
+	s.waits, s.asks = make([][]int, w.Nodes), make([]bool, w.Nodes)
 }
 
 func (s *blocks) lent() (sum float64) {
@@ -97,8 +98,8 @@ func (s *blocks) lent() (sum float64) {
 
 func (s *blocks) arrive(id int) {
 	a := s.w.demand[id]
-	if i := a.holder; s.hand[i] >= float64(a.cost) {
-		s.hand[i] -= float64(a.cost)
+	if i := int(a.Node); s.hand[i] >= float64(a.Cost) {
+		s.hand[i] -= float64(a.Cost)
 		s.w.decide(id, true, true, s.w.now)
 	} else {
 		s.waits[i] = append(s.waits[i], id)
@@ -114,14 +115,14 @@ func (s *blocks) ask(i int) {
 	s.asks[i] = true
 	s.w.trips[i]++
 	had := s.hand[i]
-	s.w.after(delay, func() {
+	s.w.after(s.w.way(), func() {
 		s.tank.advance(s.w.now)
 		s.tank.out -= s.out[i] - had // what it has spent since
-		got := min(s.tank.level, max(s.size, float64(s.w.demand[s.waits[i][0]].cost)-had))
+		got := min(s.tank.level, max(s.size, float64(s.w.demand[s.waits[i][0]].Cost)-had))
 		s.tank.level -= got
 		s.out[i] = had + got
 		s.tank.out += got
-		s.w.after(delay, func() { s.answered(i, got, got < s.size) })
+		s.w.after(s.w.way(), func() { s.answered(i, got, got < s.size) })
 	})
 }
 
@@ -139,7 +140,7 @@ func (s *blocks) answered(i int, got float64, short bool) {
 	waits := s.waits[i]
 	s.waits[i] = nil
 	for _, id := range waits {
-		switch cost := float64(s.w.demand[id].cost); {
+		switch cost := float64(s.w.demand[id].Cost); {
 		case s.hand[i] >= cost:
 			s.hand[i] -= cost
 			s.w.decide(id, true, false, s.w.now)
@@ -157,7 +158,7 @@ func (s *blocks) giveBack(i int) {
 	s.hand[i] = 0
 	s.asks[i] = true // until it is back, so that the two do not cross
 	s.w.trips[i]++
-	s.w.after(delay, func() {
+	s.w.after(s.w.way(), func() {
 		s.tank.advance(s.w.now)
 		s.tank.out -= s.out[i]
 		s.out[i] = 0
@@ -177,8 +178,8 @@ type counted struct {
 }
 
 func (s *counted) start(w *world) {
-	s.w, s.tank, s.hits = w, newTank(&w.Cell), make([]float64, w.Holders)
-	for i := range w.Holders {
+	s.w, s.tank, s.hits = w, newTank(&w.Cell), make([]float64, w.Nodes)
+	for i := range w.Nodes {
 		s.known = append(s.known, newTank(&w.Cell))
 		w.after(w.rand.Int64N(s.every), func() {
 			s.tell(i)
@@ -191,12 +192,12 @@ func (s *counted) lent() float64 { return 0 }
 
 func (s *counted) arrive(id int) {
 	a := s.w.demand[id]
-	k := &s.known[a.holder]
+	k := &s.known[a.Node]
 	k.advance(s.w.now)
-	fits := k.level >= float64(a.cost)
+	fits := k.level >= float64(a.Cost)
 	if fits {
-		k.level -= float64(a.cost)
-		s.hits[a.holder] += float64(a.cost)
+		k.level -= float64(a.Cost)
+		s.hits[a.Node] += float64(a.Cost)
 	}
 	s.w.decide(id, fits, true, s.w.now)
 }
@@ -205,11 +206,11 @@ func (s *counted) tell(i int) {
 	told := s.hits[i]
 	s.hits[i] = 0
 	s.w.kept++
-	s.w.after(delay, func() {
+	s.w.after(s.w.way(), func() {
 		s.tank.advance(s.w.now)
 		s.tank.level -= told
 		level := s.tank.level
-		s.w.after(delay, func() {
+		s.w.after(s.w.way(), func() {
 			s.known[i].level, s.known[i].last = level-s.hits[i], s.w.now
 		})
 	})

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -10,16 +11,42 @@ import (
 	"headgate/limiter"
 )
 
-// Cell is one setting: a bucket, and the demand on it.
+// Cell is one setting: limits, nodes, the demand on them, and what goes wrong. Every engine makes the same of it.
 type Cell struct {
-	Name    string // of the limit
-	Limit   limiter.Limit
-	Mean    float64 // of the cost of a request, in units
-	Sigma   float64 // of the logarithm of the cost; 0: all cost Mean
-	Holders int
-	Zipf    bool    // the demand of the i-th holder is 1/i of the first's; otherwise all have the same
-	Load    float64 // demand, in times the limit's rate
-	Seed    uint64
+	Name  string // of the limit
+	Limit limiter.Limit
+	Mean  float64 // of the cost of a request, in units
+	Sigma float64 // of the logarithm of the cost; 0: all cost Mean
+	Nodes int
+	Zipf  bool    // the demand of the i-th node is 1/i of the first's; otherwise all have the same
+	Load  float64 // demand, in times the rates of all tenants' limits together
+	Seed  uint64
+
+	// Tenants have a bucket each, of the same limit; 0 is one. The demand of the i-th is 1/i^TenantSkew of the first's.
+	Tenants    int
+	TenantSkew float64
+	Spread     int           // nodes at which a tenant's requests arrive, the same for all its life; 0: all
+	RTT        time.Duration // of a message and its answer; 0: 2 ms
+	Fault      Fault
+	For        time.Duration // how long the demand lasts; 0: long enough for Load to show
+}
+
+// Fault is what goes wrong a third of the way through a cell.
+type Fault string
+
+// The faults. Clients of a node that is gone go to the next one that is there.
+const (
+	NoFault        Fault = ""
+	OwnerCrash     Fault = "owner crash"     // the owner of the first tenant's bucket stops without a word, and stays away
+	HolderCrash    Fault = "holder crash"    // so does a node that holds a lease of that bucket and does not own it
+	Partition      Fault = "partition"       // a third of the nodes, the owner not among them, is cut off for a sixth of the time
+	Join           Fault = "join"            // one node more comes, and takes its part of buckets and demand
+	RollingRestart Fault = "rolling restart" // one node after the other leaves with leave to do so, and comes back
+)
+
+// Faults are all of them, no fault first.
+func Faults() []Fault {
+	return []Fault{NoFault, OwnerCrash, HolderCrash, Partition, Join, RollingRestart}
 }
 
 // rate is in units a second.
@@ -27,6 +54,12 @@ func (c *Cell) rate() float64 { return float64(c.Limit.Rate.Count) / c.Limit.Rat
 
 // burst is in seconds of the rate.
 func (c *Cell) burst() float64 { return float64(c.Limit.Burst) / c.rate() }
+
+// tenants is at least one.
+func (c *Cell) tenants() int { return max(c.Tenants, 1) }
+
+// way is how long a message takes, in ns.
+func (c *Cell) way() int64 { return int64(cmp.Or(c.RTT, 2*time.Millisecond)) / 2 }
 
 func (c *Cell) demand() string {
 	if c.Zipf {
@@ -36,49 +69,93 @@ func (c *Cell) demand() string {
 }
 
 func (c *Cell) String() string {
-	return fmt.Sprintf("%s, burst %gs, %d holders, %s, load %g", c.Name, math.Round(c.burst()*10)/10, c.Holders, c.demand(), c.Load)
+	s := fmt.Sprintf("%s, burst %gs, %d nodes, %s, load %g", c.Name, math.Round(c.burst()*10)/10, c.Nodes, c.demand(), c.Load)
+	if c.Tenants > 1 {
+		s += fmt.Sprintf(", %d tenants", c.Tenants)
+	}
+	if c.RTT != 0 {
+		s += fmt.Sprintf(", RTT %v", c.RTT)
+	}
+	if c.Fault != NoFault {
+		s += ", " + string(c.Fault)
+	}
+	return s
 }
 
 // length is how long the demand lasts: at least a minute and, where there is more demand than rate,
 // until the burst that it starts with is long spent, and at least some 20,000 requests.
 func (c *Cell) length() time.Duration {
+	if c.For > 0 {
+		return c.For
+	}
 	s := 60.0
 	if c.Load > 1 {
 		s += min(c.burst()/(c.Load-1), 120) + 24*c.burst()
 	}
-	s = min(max(s, 20000/(c.Load*c.rate()/c.Mean)), 1500)
+	s = min(max(s, 20000/(c.Load*c.rate()*float64(c.tenants())/c.Mean)), 1500)
 	return time.Duration(s * float64(time.Second))
 }
 
-// arrival is one request.
-type arrival struct {
-	at     int64 // ns from the start
-	holder int
-	cost   int64
+// Arrival is one request.
+type Arrival struct {
+	At     int64 // ns from the start
+	Cost   int64 // units
+	Tenant int32
+	Node   int32 // where it arrives, if that node is there
 }
 
-// arrivals is the demand: a Poisson process at each holder. No cost is above the burst, which no
+// Demand is all that arrives, by time: a Poisson process at each node. No cost is above the burst, which no
 // bucket could ever admit.
-func (c *Cell) arrivals() []arrival {
+func (c *Cell) Demand() []Arrival {
 	r := rand.New(rand.NewPCG(c.Seed, 1))
-	each := float64(time.Second) * c.Mean / (c.Load * c.rate())
+	each := float64(time.Second) * c.Mean / (c.Load * c.rate() * float64(c.tenants()))
 	ends := float64(c.length())
-	upTo := make([]float64, c.Holders) // of the demand, up to and with the i-th holder
-	sum := 0.0
-	for i := range upTo {
-		w := 1.0
+	nodes := newWheel(c.Nodes, func(i int) float64 {
 		if c.Zipf {
-			w = 1 / float64(i+1)
+			return 1 / float64(i+1)
 		}
-		sum += w
-		upTo[i] = sum
-	}
-	var as []arrival
+		return 1
+	})
+	tenants := newWheel(c.tenants(), func(i int) float64 { return math.Pow(float64(i+1), -c.TenantSkew) })
+	as := make([]Arrival, 0, int(ends/each*1.01)+16)
 	for t := r.ExpFloat64() * each; t < ends; t += r.ExpFloat64() * each {
-		i, _ := slices.BinarySearch(upTo, r.Float64()*sum)
-		as = append(as, arrival{at: int64(t), holder: min(i, c.Holders-1), cost: c.cost(r)})
+		a := Arrival{At: int64(t), Node: int32(nodes.draw(r))}
+		a.Cost = c.cost(r)
+		if c.Tenants > 1 {
+			a.Tenant = int32(tenants.draw(r))
+		}
+		if c.Spread > 0 && c.Spread < c.Nodes { // the n-th of the tenant's own nodes stands for the n-th of all
+			first := splitmix(c.Seed, uint64(a.Tenant)) % uint64(c.Nodes)
+			a.Node = int32((first + uint64(int(a.Node)%c.Spread)) % uint64(c.Nodes))
+		}
+		as = append(as, a)
 	}
 	return as
+}
+
+// wheel draws numbers by weight.
+type wheel struct{ upTo []float64 }
+
+func newWheel(n int, weight func(int) float64) wheel {
+	w, sum := wheel{make([]float64, n)}, 0.0
+	for i := range w.upTo {
+		sum += weight(i)
+		w.upTo[i] = sum
+	}
+	return w
+}
+
+func (w wheel) draw(r *rand.Rand) int {
+	i, _ := slices.BinarySearch(w.upTo, r.Float64()*w.upTo[len(w.upTo)-1])
+	return min(i, len(w.upTo)-1)
+}
+
+// splitmix mixes a seed and a number (Steele et al., Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+func splitmix(seed, n uint64) uint64 {
+	x := seed + (n+1)*0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 func (c *Cell) cost(r *rand.Rand) int64 {
@@ -89,7 +166,7 @@ func (c *Cell) cost(r *rand.Rand) int64 {
 	return min(max(int64(math.Round(x)), 1), c.Limit.Burst)
 }
 
-// Grid is every cell that is measured.
+// Grid is every cell without a fault that is measured.
 func Grid() (cs []Cell) {
 	limits := []struct {
 		name        string
@@ -105,11 +182,11 @@ func Grid() (cs []Cell) {
 	}
 	for _, l := range limits {
 		for _, burst := range []time.Duration{time.Second, 10 * time.Second} {
-			for _, holders := range []int{4, 16, 64} {
+			for _, nodes := range []int{4, 16, 64} {
 				for _, zipf := range []bool{false, true} {
 					for _, load := range []float64{0.5, 0.9, 1.1, 2, 10} {
 						cs = append(cs, Cell{
-							Name: l.name, Mean: l.mean, Sigma: l.sigma, Holders: holders, Zipf: zipf, Load: load, Seed: 1,
+							Name: l.name, Mean: l.mean, Sigma: l.sigma, Nodes: nodes, Zipf: zipf, Load: load, Seed: 1,
 							Limit: limiter.Limit{Rate: limiter.Rate{Count: l.count, Per: l.per}, Burst: int64(float64(l.count) * float64(burst) / float64(l.per))},
 						})
 					}

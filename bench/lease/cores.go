@@ -67,14 +67,14 @@ func (s *cores) start(w *world) {
 	}
 	view := &lease.View{Epoch: 1, Owners: []int32{0}, Place: func(string) uint32 { return 0 }}
 	view.Members = append(view.Members, lease.Member{Name: "owner", Incarnation: s.self})
-	for i := range w.Holders {
+	for i := range w.Nodes {
 		if h := firstHolder + uint64(i); h != s.self {
 			view.Members = append(view.Members, lease.Member{Name: "holder", Incarnation: h})
 		}
 	}
 	s.owner = lease.NewOwner(lease.OwnerConfig{Self: s.self, Rights: rights{}, Sizer: s.sizer})
 	s.owner.Step(s.instant(), view)
-	for i := range w.Holders {
+	for i := range w.Nodes {
 		n := &node{index: i, waiting: make(map[uint64]*waiter)}
 		n.holder = lease.NewHolder(lease.HolderConfig{Self: firstHolder + uint64(i), Clock: s.instant, Wake: func(uint64) { n.woken = true }})
 		n.holder.Step(view)
@@ -97,10 +97,10 @@ func (s *cores) lent() (sum float64) {
 
 func (s *cores) arrive(id int) {
 	a := s.w.demand[id]
-	s.take(s.holders[a.holder], &waiter{id: id, charges: []limiter.Charge{
-		{Key: limiter.Key{Tenant: "t", Limit: "l", Subject: "s"}, Limit: &s.limit, Cost: a.cost},
+	s.take(s.holders[a.Node], &waiter{id: id, charges: []limiter.Charge{
+		{Key: limiter.Key{Tenant: "t", Limit: "l", Subject: "s"}, Limit: &s.limit, Cost: a.Cost},
 	}})
-	s.send(s.holders[a.holder])
+	s.send(s.holders[a.Node])
 }
 
 // take decides by the lease in hand, or puts the request to the owner.
@@ -179,7 +179,7 @@ func (s *cores) way(n *node) int64 {
 	if s.inside && n.index == 0 {
 		return 0
 	}
-	return delay
+	return s.w.way()
 }
 
 func (s *cores) push(rs []*lease.Response) {

@@ -22,7 +22,7 @@ func TestOver(t *testing.T) {
 		{"in another order", []spent{{second / 2, 10}, {0, 10}}, 0.495},
 		{"after a window that is kept", []spent{{0, 1}, {5 * second, 10}, {5*second + 1, 1}}, 0.1},
 	} {
-		if got := over(&l, c.log); got < c.want-1e-6 || got > c.want+1e-6 {
+		if got, _ := over(&l, c.log); got < c.want-1e-6 || got > c.want+1e-6 {
 			t.Errorf("%s: over by %v bursts, want %v", c.name, got, c.want)
 		}
 	}
@@ -31,7 +31,7 @@ func TestOver(t *testing.T) {
 // TestBaselines holds the world and its measures against what is known of simple contenders.
 func TestBaselines(t *testing.T) {
 	c := Cell{
-		Name: "100 requests/s", Mean: 1, Holders: 4, Load: 2, Seed: 1,
+		Name: "100 requests/s", Mean: 1, Nodes: 4, Load: 2, Seed: 1,
 		Limit: limiter.Limit{Rate: limiter.Rate{Count: 100, Per: time.Second}, Burst: 100},
 	}
 	results := make(map[string]Result)
@@ -64,15 +64,15 @@ func TestBaselines(t *testing.T) {
 // tokens, few holders and many, below the limit, at it and far above it.
 func TestLeases(t *testing.T) {
 	kept := map[string]bool{ // by name of the limit, burst in s, holders, zipf, load
-		"100 requests/s, burst 1s, 4 holders, even, load 0.9":    true,
-		"100 requests/s, burst 1s, 16 holders, zipf, load 1.1":   true,
-		"100 requests/s, burst 10s, 64 holders, even, load 10":   true,
-		"1M tokens/min, burst 10s, 16 holders, even, load 0.5":   true,
-		"1M tokens/min, burst 10s, 4 holders, zipf, load 2":      true,
-		"20M tokens/min, burst 1s, 16 holders, even, load 0.9":   true,
-		"20M tokens/min, burst 1s, 64 holders, even, load 1.1":   true,
-		"10 requests/s, burst 1s, 16 holders, even, load 0.9":    true,
-		"1000 requests/s, burst 10s, 16 holders, zipf, load 1.1": true,
+		"100 requests/s, burst 1s, 4 nodes, even, load 0.9":    true,
+		"100 requests/s, burst 1s, 16 nodes, zipf, load 1.1":   true,
+		"100 requests/s, burst 10s, 64 nodes, even, load 10":   true,
+		"1M tokens/min, burst 10s, 16 nodes, even, load 0.5":   true,
+		"1M tokens/min, burst 10s, 4 nodes, zipf, load 2":      true,
+		"20M tokens/min, burst 1s, 16 nodes, even, load 0.9":   true,
+		"20M tokens/min, burst 1s, 64 nodes, even, load 1.1":   true,
+		"10 requests/s, burst 1s, 16 nodes, even, load 0.9":    true,
+		"1000 requests/s, burst 10s, 16 nodes, zipf, load 1.1": true,
 	}
 	e := contenders()[len(contenders())-1]
 	for _, c := range Grid() {
@@ -98,7 +98,7 @@ func TestShortBursts(t *testing.T) {
 	e := contenders()[len(contenders())-1]
 	for _, burst := range []int64{50, 200} {
 		r := measure(Cell{
-			Name: "1000 requests/s", Mean: 1, Holders: 4, Load: 2, Seed: 1,
+			Name: "1000 requests/s", Mean: 1, Nodes: 4, Load: 2, Seed: 1,
 			Limit: limiter.Limit{Rate: limiter.Rate{Count: 1000, Per: time.Second}, Burst: burst},
 		}, e)
 		if r.Over > 0 || r.Admitted < 0.9 {
@@ -112,7 +112,7 @@ func TestShortBursts(t *testing.T) {
 func TestInside(t *testing.T) {
 	for _, load := range []float64{0.9, 2, 10} {
 		c := Cell{
-			Name: "50 requests/s", Mean: 1, Holders: 3, Load: load, Seed: 1,
+			Name: "50 requests/s", Mean: 1, Nodes: 3, Load: load, Seed: 1,
 			Limit: limiter.Limit{Rate: limiter.Rate{Count: 50, Per: time.Second}, Burst: 50},
 		}
 		var s *cores
@@ -123,9 +123,9 @@ func TestInside(t *testing.T) {
 		var admitted, asked [3]float64
 		all := 0.0
 		for i, f := range s.w.fate {
-			h := s.w.demand[i].holder
+			h := s.w.demand[i].Node
 			asked[h]++
-			if f.admitted {
+			if f.Admitted {
 				admitted[h]++
 				all++
 			}

@@ -85,7 +85,7 @@ func (r *Report) names() (out []string) {
 // WriteCSV writes a line for each contender in each cell.
 func (r *Report) WriteCSV(w io.Writer) error {
 	lines := [][]string{{
-		"limit", "burst_s", "holders", "demand", "load", "contender", "requests", "ideal_refused", "over", "admitted",
+		"limit", "burst_s", "nodes", "demand", "load", "contender", "requests", "ideal_refused", "over", "admitted",
 		"admitted_requests", "false_refusals", "trips", "trips_busy", "trips_quiet_s", "keepalives_s", "pushes", "local", "stranded",
 	}}
 	f := func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }
@@ -95,7 +95,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 			busy = f(x.Busy)
 		}
 		lines = append(lines, []string{
-			x.Name, strconv.FormatFloat(x.burst(), 'f', 0, 64), strconv.Itoa(x.Holders), x.demand(), strconv.FormatFloat(x.Load, 'g', -1, 64),
+			x.Name, strconv.FormatFloat(x.burst(), 'f', 0, 64), strconv.Itoa(x.Nodes), x.demand(), strconv.FormatFloat(x.Load, 'g', -1, 64),
 			x.Contender, strconv.Itoa(x.Requests), f(x.IdealRefused), f(x.Over), f(x.Admitted),
 			f(x.AdmittedRequests), f(x.FalseRefused), f(x.Trips), busy, f(x.Quiet), f(x.Kept), f(x.Pushed), f(x.Local), f(x.Stranded),
 		})

@@ -3,17 +3,11 @@ package lease
 import (
 	"container/heap"
 	"math/rand/v2"
-	"slices"
 	"time"
-
-	"headgate/limiter"
 )
 
-// The world's times: a message's way, and the reading at which everything starts.
-const (
-	delay = int64(time.Millisecond)
-	epoch = int64(1_700_000_000_000_000_000)
-)
+// simulated is the engine in virtual time.
+const simulated = "simulated"
 
 // contender is one way to keep a limit over many nodes.
 type contender interface {
@@ -30,13 +24,12 @@ type world struct {
 	Cell
 	now     int64 // ns from the start
 	rand    *rand.Rand
-	demand  []arrival
+	demand  []Arrival
 	queue   events
 	queued  int
 	who     contender
-	fate    []fate
-	log     []spent
-	trips   []int // by holder: questions and answers to the owner, keep-alives apart
+	fate    []Fate
+	trips   []int // by node: questions and answers to the owner, keep-alives apart
 	kept    int   // keep-alives
 	pushed  int   // messages of the owner that answer nothing
 	refused int   // since the last look at what is lent
@@ -44,12 +37,6 @@ type world struct {
 	stranded float64
 	looked   int
 }
-
-// fate is what became of a request.
-type fate struct{ decided, admitted, local bool }
-
-// spent is an entry in the decision log: units taken at a clock reading.
-type spent struct{ at, units int64 }
 
 type event struct {
 	at  int64
@@ -80,13 +67,11 @@ func (w *world) after(ns int64, do func()) {
 
 // decide ends a request. at is the clock reading, from the start, at which the bucket was changed.
 func (w *world) decide(id int, admitted, local bool, at int64) {
-	if w.fate[id].decided {
+	if w.fate[id].Decided {
 		panic("bench/lease: decided twice") // a contender that counts a request twice measures nothing
 	}
-	w.fate[id] = fate{true, admitted, local}
-	if admitted {
-		w.log = append(w.log, spent{at, w.demand[id].cost})
-	} else {
+	w.fate[id] = Fate{At: at, Took: w.now - w.demand[id].At, Decided: true, Admitted: admitted, Local: local}
+	if !admitted {
 		w.refused++
 	}
 }
@@ -94,15 +79,15 @@ func (w *world) decide(id int, admitted, local bool, at int64) {
 // measure runs a contender in a cell.
 func measure(c Cell, e entrant) Result {
 	who := e.make(&c)
-	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: c.arrivals(), who: who}
-	w.fate, w.trips = make([]fate, len(w.demand)), make([]int, c.Holders)
+	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: c.Demand(), who: who}
+	w.fate, w.trips = make([]Fate, len(w.demand)), make([]int, c.Nodes)
 	w.every(int64(time.Second), w.look)
 	who.start(w)
 	// What is asked in the end is answered still.
 	ends := int64(c.length() + 5*time.Second)
 	for next := 0; ; {
-		if next < len(w.demand) && (len(w.queue) == 0 || w.demand[next].at <= w.queue[0].at) {
-			w.now = w.demand[next].at
+		if next < len(w.demand) && (len(w.queue) == 0 || w.demand[next].At <= w.queue[0].at) {
+			w.now = w.demand[next].At
 			who.arrive(next)
 			next++
 			continue
@@ -115,7 +100,7 @@ func measure(c Cell, e entrant) Result {
 		e.do()
 	}
 	r := w.result()
-	r.Contender = e.name
+	r.Engine, r.Contender = simulated, e.name
 	return r
 }
 
@@ -136,96 +121,10 @@ func (w *world) look() {
 	w.refused = 0
 }
 
-// Result is what one contender did in one cell.
-type Result struct {
-	Cell
-	Contender string
-	Requests  int
-	// IdealRefused is the part of the requests that one central bucket refuses.
-	IdealRefused float64
-	// Over is by how much more than burst + 1.01·rate·w was admitted in the worst window, in bursts.
-	Over float64
-	// Admitted is the units admitted, of those that the ideal bucket admits; AdmittedRequests the requests.
-	Admitted, AdmittedRequests float64
-	// FalseRefused is the part of the requests that were refused and that the ideal bucket admits.
-	FalseRefused float64
-	// Trips is the round trips per request; Busy that at holders that see at least 20 requests a second
-	// (-1: there is none); Quiet the most round trips a second of any other holder.
-	Trips, Busy, Quiet float64
-	// Kept is the keep-alives a second and holder.
-	Kept float64
-	// Pushed is the messages a request that the owner sent unasked.
-	Pushed float64
-	// Local is the part of the requests that was decided without a message.
-	Local float64
-	// Stranded is what lay at holders while somebody was refused, on average, in bursts.
-	Stranded float64
-}
-
-// busy is how many requests a second make a holder one that must do with few round trips.
-const busy = 20
-
 func (w *world) result() Result {
-	r := Result{Cell: w.Cell, Requests: len(w.demand), Over: over(&w.Limit, w.log), Busy: -1}
-	seconds := w.length().Seconds()
-	seen := make([]int, w.Holders)
-	var units, requests, ideal, idealRequests, wrong, local float64
-	var state limiter.State
-	for i, a := range w.demand {
-		seen[a.holder]++
-		f, fits := w.fate[i], w.Limit.Take(&state, epoch+a.at, a.cost, limiter.Refuse).Admitted
-		if fits {
-			ideal += float64(a.cost)
-			idealRequests++
-		}
-		if f.admitted {
-			units += float64(a.cost)
-			requests++
-		} else if fits {
-			wrong++
-		}
-		if f.local {
-			local++
-		}
-	}
-	n := float64(len(w.demand))
-	r.Admitted, r.AdmittedRequests = units/ideal, requests/idealRequests
-	r.IdealRefused, r.FalseRefused, r.Local = 1-idealRequests/n, wrong/n, local/n
-	var trips, busyTrips, busySeen int
-	for i, t := range w.trips {
-		trips += t
-		if float64(seen[i]) >= busy*seconds {
-			busyTrips += t
-			busySeen += seen[i]
-		} else {
-			r.Quiet = max(r.Quiet, float64(t)/seconds)
-		}
-	}
-	r.Trips = float64(trips) / n
-	if busySeen > 0 {
-		r.Busy = float64(busyTrips) / float64(busySeen)
-	}
-	r.Pushed = float64(w.pushed) / n
-	r.Kept = float64(w.kept) / seconds / float64(w.Holders)
+	e := Evidence{Demand: w.demand, Fates: w.fate, Trips: w.trips, Kept: w.kept, Pushed: w.pushed}
 	if w.looked > 0 {
-		r.Stranded = w.stranded / float64(w.looked) / float64(w.Limit.Burst)
+		e.Stranded = w.stranded / float64(w.looked) / float64(w.Limit.Burst)
 	}
-	return r
-}
-
-// over holds every window of a decision log against burst + 1.01·rate·w, in one pass: a leaky bucket
-// that drains at 1.01·rate holds more than the burst if and only if some window does.
-func over(l *limiter.Limit, log []spent) (worst float64) {
-	slices.SortStableFunc(log, func(a, b spent) int { return int(a.at - b.at) })
-	perNs := 1.01 * float64(l.Rate.Count) / float64(l.Rate.Per)
-	held, last := 0.0, int64(0)
-	for _, s := range log {
-		held = max(0, held-float64(s.at-last)*perNs) + float64(s.units)
-		last = s.at
-		// Sums of floats are off by less than a millionth of a unit.
-		if over := held - float64(l.Burst); over > 1e-6 {
-			worst = max(worst, over/float64(l.Burst))
-		}
-	}
-	return worst
+	return Judge(w.Cell, &e)
 }
