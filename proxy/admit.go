@@ -392,7 +392,7 @@ func (x *exchange) explainPlaces(e *Explanation) {
 		p := ExplainPlace{Backend: c.ID, InUse: int64(c.InFlight), Overflow: c.Overflow}
 		if c.Bounded {
 			p.Cost, p.Limit = slots(x.res.inTokens+x.res.outTokens, c), int64(c.Slots)
-			if s, ok := x.p.state()[c.ID]; ok {
+			if s, ok := x.p.state().Backends[c.ID]; ok {
 				p.InUse, p.Limit, p.Waiting, p.Places, p.Pressure = s.InUse, s.Limit, int64(s.Waiting), int64(s.Places), s.Pressure
 			}
 		}

@@ -23,6 +23,8 @@ type Dispatch interface {
 	Acquire(ctx context.Context, t *dispatch.Ticket) (*dispatch.Grant, error)
 	// State is how full the backends are; it must not block.
 	State() *dispatch.State
+	// Placed tells the other nodes what went where; it must not block.
+	Placed(p dispatch.Placement)
 }
 
 const (
@@ -101,9 +103,7 @@ func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 		}
 		slot, err := pool.Hold(id, held)
 		if err == nil {
-			if x.line.hashed {
-				x.p.affinity.Placed(&x.line.affinity, id)
-			}
+			x.placed(id)
 			return slot, nil
 		}
 		if held != nil {
@@ -112,6 +112,17 @@ func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 		if holds++; holds == maxHolds {
 			return nil, err
 		}
+	}
+}
+
+// placed remembers where the request goes, for those that follow it, at whichever node.
+func (x *exchange) placed(id string) {
+	if !x.line.hashed {
+		return
+	}
+	p := x.p.cfg.Affinity.Placed(&x.line.affinity, id)
+	if x.p.cfg.Dispatch != nil && p.Prompt != 0 {
+		x.p.cfg.Dispatch.Placed(dispatch.Placement(p))
 	}
 }
 

@@ -96,8 +96,8 @@ type Config struct {
 	Dispatch Dispatch
 	// Ladder says what is shed and degraded by itself; nil: nothing is.
 	Ladder *ladder.Ladder
-	// Alone says whether this node is the only one, so that it knows where all requests went; nil: it is not.
-	Alone func() bool
+	// Affinity knows where requests went, here and at other nodes; nil: here only.
+	Affinity *affinity.Router
 	// CapacityStatus is the status of a refusal for want of capacity; 0: 429.
 	CapacityStatus int
 }
@@ -113,7 +113,6 @@ type Proxy struct {
 	override  atomic.Pointer[override] // nil: never set
 	degraded  atomic.Bool              // as last logged
 	routes    *routes
-	affinity  *affinity.Router
 	bodies    edge.Bodies
 	est       *estimator
 	owners    owners
@@ -134,7 +133,10 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Ladder == nil {
 		cfg.Ladder = ladder.New()
 	}
-	p := &Proxy{cfg: cfg, routes: newRoutes(), affinity: affinity.New(affinity.Config{}), est: newEstimator(), met: met}
+	if cfg.Affinity == nil {
+		cfg.Affinity = affinity.New(affinity.Config{})
+	}
+	p := &Proxy{cfg: cfg, routes: newRoutes(), est: newEstimator(), met: met}
 	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.SetSwitches(nil)
 	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {

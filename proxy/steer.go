@@ -7,9 +7,9 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"headgate/proxy/affinity"
+	"headgate/proxy/dispatch"
 	"headgate/proxy/ladder"
 	"headgate/proxy/openai"
-	"headgate/proxy/queue"
 	routing "headgate/proxy/route"
 	"headgate/proxy/upstream"
 )
@@ -190,19 +190,19 @@ func (x *exchange) prefer(cs []upstream.Candidate) {
 	if n < 2 || x.model.Affinity == ByNothing || !x.begins(q) {
 		return
 	}
-	q.Tokens, q.Told = x.res.inTokens, x.p.cfg.Alone != nil && x.p.cfg.Alone()
 	state := x.p.state()
+	q.Tokens, q.Told = x.res.inTokens, state.Reachable // then each node hears of all requests
 	found := x.line.found[:0]
 	for i := range cs[:n] {
 		c := &cs[i]
 		a := affinity.Candidate{ID: c.ID, Slots: int64(c.Slots), Load: int64(c.InFlight)}
-		if s, ok := state[c.ID]; ok && c.Bounded {
+		if s, ok := state.Backends[c.ID]; ok && c.Bounded {
 			a.Load = max(a.Load, s.InUse)
 		}
 		found = append(found, a)
 	}
 	x.line.found = found
-	x.line.order = x.p.affinity.Order(x.line.order[:0], q, found)
+	x.line.order = x.p.cfg.Affinity.Order(x.line.order[:0], q, found)
 	sorted := make([]upstream.Candidate, 0, n)
 	for _, i := range x.line.order {
 		sorted = append(sorted, cs[i])
@@ -230,10 +230,10 @@ func (x *exchange) begins(q *affinity.Query) bool {
 	return q.Root != 0 || q.Session != 0
 }
 
-// state is what is known of the backends' places in the cluster, by endpoint.
-func (p *Proxy) state() map[string]queue.BackendStats {
+// state is what is known of the backends' places in the cluster.
+func (p *Proxy) state() *dispatch.State {
 	if p.cfg.Dispatch == nil {
-		return nil
+		return &dispatch.State{}
 	}
-	return p.cfg.Dispatch.State().Backends
+	return p.cfg.Dispatch.State()
 }

@@ -15,6 +15,7 @@ import (
 	"headgate/cluster/ledger"
 	"headgate/limiter"
 	"headgate/proxy"
+	"headgate/proxy/affinity"
 	"headgate/proxy/capacity"
 	"headgate/proxy/dispatch"
 	"headgate/proxy/ladder"
@@ -39,6 +40,7 @@ const (
 type admission struct {
 	fleet    *capacity.Fleet
 	dispatch *dispatch.Dispatcher
+	affinity *affinity.Router
 	ladder   *ladder.Ladder
 	slots    atomic.Pointer[map[string]*limiter.Limit] // of the bounded endpoints
 	models   atomic.Pointer[map[string][]string]       // the backends of each
@@ -67,10 +69,11 @@ func (n *Node) openAdmission() error {
 		Fetch:  func(ctx context.Context, id string) ([]byte, error) { return n.pool.Fetch(ctx, id, "", metricsSize) },
 		Active: func() bool { return n.scheduling().Self }, Now: n.ticks, Logger: n.log, Registerer: n.registry,
 	})
+	a.affinity = affinity.New(affinity.Config{})
 	var err error
 	a.dispatch, err = dispatch.New(dispatch.Config{
 		Self: n.self, Where: n.scheduling, Client: func(address string) (grpc.ClientConnInterface, error) { return n.cluster.Conn(address) },
-		Peer: n.speaksFor(), Slots: slots{n}, Learner: learner{n}, Now: n.ticks, Logger: n.log, Registerer: n.registry,
+		Peer: n.speaksFor(), Slots: slots{n}, Learner: learner{n}, Now: n.ticks, Placed: func(p dispatch.Placement) { a.affinity.Heard(affinity.Placement(p)) }, Logger: n.log, Registerer: n.registry,
 	})
 	return err
 }

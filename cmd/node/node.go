@@ -329,7 +329,7 @@ func (n *Node) build() error {
 	n.cacheWatch = newCacheWatch(n.caches, n.ticks, n.registry)
 	n.proxy, err = proxy.New(proxy.Config{
 		NodeID: n.cfg.NodeID, Limits: limits, Money: n.money, BudgetStatus: n.cfg.BudgetStatus, Pool: n.pool, ClientIP: ec.ClientIP, Prefilter: pre, MaxBody: maxBody,
-		Dispatch: n.admission.dispatch, Ladder: n.admission.ladder, CapacityStatus: n.cfg.CapacityStatus, Alone: func() bool { return n.size() == 1 },
+		Dispatch: n.admission.dispatch, Ladder: n.admission.ladder, CapacityStatus: n.cfg.CapacityStatus, Affinity: n.admission.affinity,
 		Cache: kept, Elements: kept, Semantic: n.similar, Hearing: n.hearing, Watch: n.cacheWatch,
 		Degraded: n.degraded, Where: n.where, Content: keeper{n.content}, Registerer: n.registry, Logger: n.log,
 	})

@@ -175,12 +175,24 @@ func (r *Router) recall(ids []uint64, q *Query) int {
 	return -1
 }
 
-// Placed tells where a request went, here or at another gateway: what it brings is then in that endpoint's cache.
-func (r *Router) Placed(q *Query, id string) {
-	if n := len(q.Chain); n > 0 {
-		r.memory.put(q.Chain[n-1], short(xxhash.Sum64String(id)))
-	}
+// Placement says that an endpoint has the beginning of a prompt in its cache, both by their hashes. The zero value says nothing.
+type Placement struct {
+	Prompt   uint64
+	Endpoint uint32
 }
+
+// Placed tells where a request went: what it brings is then in that endpoint's cache. What it returns is for the
+// routers of other gateways to hear.
+func (r *Router) Placed(q *Query, id string) (p Placement) {
+	if n := len(q.Chain); n > 0 {
+		p = Placement{q.Chain[n-1], short(xxhash.Sum64String(id))}
+		r.Heard(p)
+	}
+	return p
+}
+
+// Heard tells where a request of another gateway went.
+func (r *Router) Heard(p Placement) { r.memory.put(p.Prompt, p.Endpoint) }
 
 func (c *Candidate) side() int {
 	if c.Overflow {

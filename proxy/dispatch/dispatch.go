@@ -75,6 +75,8 @@ type Config struct {
 	Slots Slots
 	// Learner may be nil: then the policy's slots are used.
 	Learner Learner
+	// Placed is told what went where at other nodes. It must not block. nil: nobody is.
+	Placed func(p Placement)
 	// Alone is after how long without a scheduler within reach this node uses its part of the slots, slots/Members and
 	// at least one, by itself, without leases; 0: 10 s. Below 0 it never does.
 	Alone time.Duration
@@ -99,6 +101,12 @@ func (c *Config) Validate() error {
 		return errors.New("dispatch: Now is nil; give a clock")
 	}
 	return nil
+}
+
+// Placement says that an endpoint has a prompt's beginning in its cache now, both by their hashes.
+type Placement struct {
+	Prompt   uint64
+	Endpoint uint32
 }
 
 // Ticket is a request that wants a slot. It is the caller's, and not changed before Acquire returns.

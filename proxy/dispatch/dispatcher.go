@@ -299,6 +299,17 @@ func (d *Dispatcher) note(e *endpoint) {
 	d.hurry(e)
 }
 
+// Placed has the other nodes told, soon, that an endpoint has a prompt's beginning in its cache now.
+func (d *Dispatcher) Placed(p Placement) {
+	if d.single.Load() {
+		return
+	}
+	d.news.place(p)
+	if d.lazy.CompareAndSwap(false, true) {
+		signal(d.soon)
+	}
+}
+
 // hurry sees to it that the news is told, at once where that matters to somebody.
 func (d *Dispatcher) hurry(e *endpoint) {
 	if e.mine() {
@@ -432,6 +443,16 @@ func (d *Dispatcher) shown(now int64, whole bool, changed []queue.BackendStats, 
 		if !e.contended.Swap(b.Contended) && b.Contended && !d.single.Load() {
 			d.cfg.Slots.Yield(b.ID) // what lies here unused others wait for
 		}
+	}
+}
+
+// placed says what went where at other nodes.
+func (d *Dispatcher) placed(ps []Placement) {
+	if d.cfg.Placed == nil {
+		return
+	}
+	for _, p := range ps {
+		d.cfg.Placed(p)
 	}
 }
 

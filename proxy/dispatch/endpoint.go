@@ -11,6 +11,7 @@ import (
 // The bounds of what a node has to say.
 const (
 	maxDones     = 1 << 16 // requests that ended and are not told yet; of more only the slots are told
+	maxPlaced    = 1 << 12 // placements that are not told yet; more are not told
 	maxEndpoints = 4 * queue.MaxBackends
 )
 
@@ -68,6 +69,16 @@ type news struct {
 	dones   []done
 	dirty   []*endpoint
 	started []uint64 // by ticket. Their slots were counted as used before
+	placed  []Placement
+}
+
+// place notes a placement.
+func (n *news) place(p Placement) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.placed) < maxPlaced {
+		n.placed = append(n.placed, p)
+	}
 }
 
 // touch has an endpoint told.
@@ -111,6 +122,7 @@ type told struct {
 	started []uint64
 	uses    []use
 	dones   []done
+	placed  []Placement
 }
 
 // take appends what is new to t. more: of the requests that ended there were more than most.
@@ -118,6 +130,7 @@ func (n *news) take(now int64, t *told, most int) (more bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t.started = append(t.started, n.started...)
+	t.placed = append(t.placed, n.placed...)
 	told := min(len(n.dones), most)
 	t.dones = append(t.dones, n.dones[:told]...)
 	for _, e := range n.dirty {
@@ -128,7 +141,7 @@ func (n *news) take(now int64, t *told, most int) (more bool) {
 	rest := copy(n.dones, n.dones[told:])
 	clear(n.dones[rest:])
 	clear(n.dirty)
-	n.started, n.dones, n.dirty = n.started[:0], n.dones[:rest], n.dirty[:0]
+	n.started, n.dones, n.dirty, n.placed = n.started[:0], n.dones[:rest], n.dirty[:0], n.placed[:0]
 	return rest > 0
 }
 
@@ -136,10 +149,12 @@ func (n *news) take(now int64, t *told, most int) (more bool) {
 func (t *told) reset() {
 	clear(t.uses)
 	clear(t.dones)
-	t.started, t.uses, t.dones = t.started[:0], t.uses[:0], t.dones[:0]
+	t.started, t.uses, t.dones, t.placed = t.started[:0], t.uses[:0], t.dones[:0], t.placed[:0]
 }
 
-func (t *told) nothing() bool { return len(t.started) == 0 && len(t.uses) == 0 && len(t.dones) == 0 }
+func (t *told) nothing() bool {
+	return len(t.started) == 0 && len(t.uses) == 0 && len(t.dones) == 0 && len(t.placed) == 0
+}
 
 // again has told what was not: its link broke. What was started then means nothing to the next scheduler.
 func (n *news) again(t *told, of func(id string) *endpoint) {
@@ -158,6 +173,7 @@ func (n *news) again(t *told, of func(id string) *endpoint) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.dones = append(n.dones, t.dones[:min(len(t.dones), maxDones-min(maxDones, len(n.dones)))]...)
+	n.placed = append(n.placed, t.placed[:min(len(t.placed), maxPlaced-min(maxPlaced, len(n.placed)))]...)
 }
 
 // FirstByte says how long the backend took to the first byte of a stream.

@@ -197,7 +197,7 @@ func (l *link) open(cut context.CancelFunc) bool {
 
 // receive takes a message of the scheduler's.
 func (l *link) receive(f *pb.Down) error {
-	grants, drops, st, err := downOf(f)
+	grants, drops, placed, st, err := downOf(f)
 	if err != nil {
 		return err
 	}
@@ -211,6 +211,7 @@ func (l *link) receive(f *pb.Down) error {
 		d.shown(d.cfg.Now(), st.whole, st.changed, st.gone)
 		d.learn(st.changed)
 	}
+	d.placed(placed)
 	for i := range grants {
 		d.granted(grants[i].ID, grants[i].Backend, grants[i].Cost)
 	}
@@ -255,6 +256,7 @@ func (l *link) next(t *told) (f *pb.Up, more bool) {
 	f = &pb.Up{}
 	more = d.news.take(now, t, frameItems)
 	f.Started, f.Uses, f.Seen, f.Dones = t.started, usesPB(t.uses), seenPB(t.uses), donesPB(t.dones)
+	f.Placed = placedPB(t.placed)
 	f.Misses, l.misses = l.misses, nil
 	f.Leaves, l.leaves = l.leaves, nil
 	n := 0

@@ -330,3 +330,73 @@ func TestStops(t *testing.T) {
 		}
 	})
 }
+
+// TestPlaced: what went where at one node all others hear, once each, whoever keeps the queue; a flood of it is cut off, and
+// costs nobody a place.
+func TestPlaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		heard := map[uint64]map[dispatch.Placement]int{}
+		var mu sync.Mutex
+		w := newWorld(t, 3, backends(2, "a"), func(c *dispatch.Config) {
+			mine := map[dispatch.Placement]int{}
+			heard[c.Self] = mine
+			c.Placed = func(p dispatch.Placement) {
+				mu.Lock()
+				defer mu.Unlock()
+				mine[p]++
+			}
+		})
+		want := func(of uint64, n, once int) {
+			t.Helper()
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			for self, got := range heard {
+				n := n
+				if self == of {
+					n = 0
+				}
+				if len(got) != n {
+					t.Errorf("node %d heard of %d placements, want %d", self, len(got), n)
+				}
+				for p, times := range got {
+					if times != once {
+						t.Errorf("node %d heard of %v %d times", self, p, times)
+					}
+				}
+				clear(got)
+			}
+		}
+		for _, keeps := range w.nodes[:2] {
+			w.schedules(keeps)
+			w.settles()
+			for _, n := range w.nodes {
+				for i := range uint64(5) {
+					n.Placed(dispatch.Placement{Prompt: i + 1, Endpoint: uint32(n.id)})
+				}
+				want(n.id, 5, 1)
+			}
+		}
+		n := w.nodes[2]
+		for i := range uint64(100_000) {
+			n.Placed(dispatch.Placement{Prompt: i})
+		}
+		g, err := n.Acquire(t.Context(), ticket("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Release()
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		mu.Lock()
+		few := len(heard[1])
+		clear(heard[1])
+		clear(heard[2])
+		mu.Unlock()
+		if few == 0 || few > 2*4096 {
+			t.Errorf("%d of a flood were told", few)
+		}
+		w.idle()
+	})
+}

@@ -139,6 +139,7 @@ func (s *seat) join(now int64, t *queue.Ticket) {
 // hear takes a node's news.
 func (s *seat) hear(now int64, node uint64, t *told) {
 	s.touched = true
+	s.spread(node, t.placed)
 	for i := range t.dones {
 		d := &t.dones[i]
 		s.core.Done(now, d.backend, d.class, d.tenant, d.cost, time.Duration(d.held))
@@ -164,6 +165,22 @@ func (s *seat) hear(now int64, node uint64, t *told) {
 			o.Pause = max(o.Pause, time.Duration(u.pause))
 			o.Failures += u.failures
 		}
+	}
+}
+
+// spread tells the other nodes what went where at one.
+func (s *seat) spread(node uint64, ps []Placement) {
+	if len(ps) == 0 {
+		return
+	}
+	for _, to := range s.sessions {
+		if to.node != node {
+			to.placed = append(to.placed, ps[:min(len(ps), maxPlaced-len(to.placed))]...)
+			to.said()
+		}
+	}
+	if node != s.d.cfg.Self {
+		s.d.placed(ps)
 	}
 }
 

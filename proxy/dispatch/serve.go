@@ -28,9 +28,10 @@ type session struct {
 	// Under Dispatcher.mu.
 	grants []queue.Grant
 	drops  []queue.Drop
-	show   bool   // it is to hear how things stand
-	seen   uint64 // the broadcast that it heard last
-	heard  int    // messages: the second has what its node uses, and its tickets
+	placed []Placement // at other nodes
+	show   bool        // it is to hear how things stand
+	seen   uint64      // the broadcast that it heard last
+	heard  int         // messages: the second has what its node uses, and its tickets
 }
 
 // said has what waits sent; d.mu is held.
@@ -205,7 +206,7 @@ func (d *Dispatcher) says(s *session) *pb.Down {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	seat := d.seat
-	if seat == nil || seat.sessions[s.node] != s || !s.show && len(s.grants) == 0 && len(s.drops) == 0 {
+	if seat == nil || seat.sessions[s.node] != s || !s.show && len(s.grants) == 0 && len(s.drops) == 0 && len(s.placed) == 0 {
 		return nil
 	}
 	f := &pb.Down{}
@@ -219,6 +220,8 @@ func (d *Dispatcher) says(s *session) *pb.Down {
 	if s.drops = s.drops[n:]; len(s.drops) == 0 {
 		s.drops = nil
 	}
+	f.Placed = placedPB(s.placed)
+	s.placed = s.placed[:0]
 	if s.show {
 		changed, gone := seat.changes(s.seen)
 		f.State = statePB(s.seen == 0, changed, gone)

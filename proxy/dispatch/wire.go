@@ -91,7 +91,7 @@ func upOf(p *pb.Up) (*up, error) {
 		return nil, c.err
 	}
 	u := &up{misses: p.GetMisses(), leaves: p.GetLeaves()}
-	u.started = p.GetStarted()
+	u.started, u.placed = p.GetStarted(), placedOf(p.GetPlaced(), &c)
 	for _, x := range p.GetUses() {
 		u.uses = append(u.uses, use{backend: c.name(x.GetBackend(), "uses"), inUse: c.within(x.GetInUse(), wireUnits, "uses")})
 	}
@@ -191,6 +191,31 @@ func donesPB(ds []done) (ps []*pb.Done) {
 	return ps
 }
 
+// placedPB is nil where nothing was placed.
+func placedPB(ps []Placement) *pb.Placed {
+	if len(ps) == 0 {
+		return nil
+	}
+	x := &pb.Placed{Prompts: make([]uint64, len(ps)), Endpoints: make([]uint32, len(ps))}
+	for i, p := range ps {
+		x.GetPrompts()[i], x.GetEndpoints()[i] = p.Prompt, p.Endpoint
+	}
+	return x
+}
+
+func placedOf(p *pb.Placed, c *checker) []Placement {
+	prompts, endpoints := p.GetPrompts(), p.GetEndpoints()
+	c.is(len(prompts) == len(endpoints) && len(prompts) <= maxPlaced, "placed")
+	if c.err != nil || len(prompts) == 0 {
+		return nil
+	}
+	ps := make([]Placement, len(prompts))
+	for i := range ps {
+		ps[i] = Placement{prompts[i], endpoints[i]}
+	}
+	return ps
+}
+
 func grantsPB(gs []queue.Grant) (ps []*pb.Grant) {
 	for i := range gs {
 		ps = append(ps, &pb.Grant{Id: gs[i].ID, Backend: nameOf(gs[i].Backend), Cost: gs[i].Cost})
@@ -232,12 +257,12 @@ type standing struct {
 }
 
 // downOf checks a scheduler's message whole. st is nil where it does not say how things stand.
-func downOf(p *pb.Down) (grants []queue.Grant, drops []queue.Drop, st *standing, err error) {
+func downOf(p *pb.Down) (grants []queue.Grant, drops []queue.Drop, placed []Placement, st *standing, err error) {
 	var c checker
 	c.is(len(p.GetGrants()) <= wireIDs && len(p.GetDrops()) <= wireIDs, "tickets")
 	c.is(len(p.GetState().GetBackends()) <= 2*queue.MaxBackends, "backends")
 	if c.err != nil {
-		return nil, nil, nil, c.err
+		return nil, nil, nil, nil, c.err
 	}
 	for _, x := range p.GetGrants() {
 		c.is(x.GetCost() > 0, "cost")
@@ -247,8 +272,9 @@ func downOf(p *pb.Down) (grants []queue.Grant, drops []queue.Drop, st *standing,
 		c.is(x.GetReason() < queue.Reasons, "reason")
 		drops = append(drops, queue.Drop{ID: x.GetId(), Reason: queue.Reason(x.GetReason()), RetryAfter: time.Duration(c.within(x.GetRetryAfter(), wireNS, "retry_after"))})
 	}
+	placed = placedOf(p.GetPlaced(), &c)
 	if p.GetState() == nil {
-		return grants, drops, nil, c.err
+		return grants, drops, placed, nil, c.err
 	}
 	st = &standing{whole: p.GetState().GetWhole()}
 	for _, x := range p.GetState().GetBackends() {
@@ -259,7 +285,7 @@ func downOf(p *pb.Down) (grants []queue.Grant, drops []queue.Drop, st *standing,
 		}
 		st.changed = append(st.changed, backendOf(id, x, &c))
 	}
-	return grants, drops, st, c.err
+	return grants, drops, placed, st, c.err
 }
 
 func backendOf(id string, x *pb.Backend, c *checker) queue.BackendStats {

@@ -17,6 +17,7 @@ import (
 // a message of each kind with every field set.
 func fullUp() *pb.Up {
 	return &pb.Up{
+		Placed:  placedPB([]Placement{{1 << 63, 1 << 31}, {2, 3}}),
 		Hello:   &pb.Hello{Node: 3, Epoch: 4, Limits: []*pb.Limit{{Backend: []byte("a"), Limit: 7}}},
 		Started: []uint64{1}, Misses: []uint64{2}, Leaves: []uint64{3},
 		Uses:  usesPB([]use{{backend: "a", inUse: 5}}),
@@ -32,7 +33,7 @@ func fullUp() *pb.Up {
 func fullDown() *pb.Down {
 	return &pb.Down{
 		Grants: grantsPB([]queue.Grant{{ID: 1, Backend: "a", Cost: 2}}), Drops: dropsPB([]queue.Drop{{ID: 2, Reason: queue.Evicted, RetryAfter: time.Second}}),
-		State: statePB(true, []queue.BackendStats{fullStats()}, []string{"b"}),
+		State: statePB(true, []queue.BackendStats{fullStats()}, []string{"b"}), Placed: placedPB([]Placement{{4, 5}}),
 	}
 }
 
@@ -52,7 +53,7 @@ func TestWire(t *testing.T) {
 	want := &up{
 		told: told{
 			started: []uint64{1}, uses: []use{{"a", 5, found{1, 2, 3, 4, 5}}},
-			dones: []done{{"a", "acme\xff", queue.Background, 2, 1e9}},
+			dones: []done{{"a", "acme\xff", queue.Background, 2, 1e9}}, placed: []Placement{{1 << 63, 1 << 31}, {2, 3}},
 		},
 		misses: []uint64{2}, leaves: []uint64{3},
 		joins: []queue.Ticket{{
@@ -67,10 +68,10 @@ func TestWire(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(h, &hello{3, 4, []limit{{"a", 7}}}) {
 		t.Errorf("%+v, %v", h, err)
 	}
-	gs, ds, st, err := downOf(fullDown())
+	gs, ds, ps, st, err := downOf(fullDown())
 	if err != nil || !reflect.DeepEqual(gs, []queue.Grant{{ID: 1, Backend: "a", Cost: 2}}) || !reflect.DeepEqual(ds, []queue.Drop{{ID: 2, Reason: queue.Evicted, RetryAfter: time.Second}}) ||
-		!reflect.DeepEqual(st, &standing{true, []queue.BackendStats{fullStats()}, []string{"b"}}) {
-		t.Errorf("%+v, %+v, %+v, %v", gs, ds, st, err)
+		!reflect.DeepEqual(ps, []Placement{{4, 5}}) || !reflect.DeepEqual(st, &standing{true, []queue.BackendStats{fullStats()}, []string{"b"}}) {
+		t.Errorf("%+v, %+v, %+v, %+v, %v", gs, ds, ps, st, err)
 	}
 }
 
@@ -100,6 +101,10 @@ func TestWireRefuses(t *testing.T) {
 		"no places":  func(u *pb.Up) { u.Joins[0].Places = nil },
 		"places":     func(u *pb.Up) { u.Joins[0].Places = make([]*pb.Place, queue.MaxPlaces+1) },
 		"cost":       func(u *pb.Up) { u.Joins[0].Places[1].Cost = -1 },
+		"placed":     func(u *pb.Up) { u.Placed.Prompts = u.Placed.GetPrompts()[1:] },
+		"placed many": func(u *pb.Up) {
+			u.Placed = &pb.Placed{Prompts: make([]uint64, maxPlaced+1), Endpoints: make([]uint32, maxPlaced+1)}
+		},
 	}
 	for name, twist := range ups {
 		u := fullUp()
@@ -120,12 +125,13 @@ func TestWireRefuses(t *testing.T) {
 		"limit":    func(d *pb.Down) { d.State.Backends[0].Limit = -2 },
 		"slots":    func(d *pb.Down) { d.State.Backends[0].Slots = -1 },
 		"classes":  func(d *pb.Down) { d.State.Backends[0].WaitingByClass = make([]int64, 4) },
+		"placed":   func(d *pb.Down) { d.Placed.Endpoints = nil },
 		"gone":     func(d *pb.Down) { d.State.Backends[1].Id = long },
 	}
 	for name, twist := range downs {
 		d := fullDown()
 		twist(d)
-		if _, _, _, err := downOf(d); !errors.Is(err, errWire) {
+		if _, _, _, _, err := downOf(d); !errors.Is(err, errWire) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -214,9 +220,12 @@ func FuzzDown(f *testing.F) {
 		if proto.Unmarshal(b, p) != nil {
 			return
 		}
-		gs, ds, st, err := downOf(p)
+		gs, ds, ps, st, err := downOf(p)
 		if err != nil {
 			return
+		}
+		if len(ps) > maxPlaced {
+			t.Errorf("%d placements", len(ps))
 		}
 		for _, g := range gs {
 			if g.Cost <= 0 || len(g.Backend) > wireName {

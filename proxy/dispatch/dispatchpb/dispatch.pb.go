@@ -35,6 +35,7 @@ type Up struct {
 	Dones         []*Done                `protobuf:"bytes,6,rep,name=dones,proto3" json:"dones,omitempty"`
 	Seen          []*Seen                `protobuf:"bytes,7,rep,name=seen,proto3" json:"seen,omitempty"`
 	Joins         []*Ticket              `protobuf:"bytes,8,rep,name=joins,proto3" json:"joins,omitempty"`
+	Placed        *Placed                `protobuf:"bytes,9,opt,name=placed,proto3" json:"placed,omitempty"` // what went where at this node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -125,6 +126,66 @@ func (x *Up) GetJoins() []*Ticket {
 	return nil
 }
 
+func (x *Up) GetPlaced() *Placed {
+	if x != nil {
+		return x.Placed
+	}
+	return nil
+}
+
+// Placed says which endpoints hold the beginnings of which prompts now: as many of the one as of the other.
+type Placed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prompts       []uint64               `protobuf:"fixed64,1,rep,packed,name=prompts,proto3" json:"prompts,omitempty"`
+	Endpoints     []uint32               `protobuf:"fixed32,2,rep,packed,name=endpoints,proto3" json:"endpoints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placed) Reset() {
+	*x = Placed{}
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placed) ProtoMessage() {}
+
+func (x *Placed) ProtoReflect() protoreflect.Message {
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placed.ProtoReflect.Descriptor instead.
+func (*Placed) Descriptor() ([]byte, []int) {
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Placed) GetPrompts() []uint64 {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+func (x *Placed) GetEndpoints() []uint32 {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint64                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`    // its process's incarnation
@@ -136,7 +197,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[1]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -148,7 +209,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[1]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -161,7 +222,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{1}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Hello) GetNode() uint64 {
@@ -195,7 +256,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[2]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -207,7 +268,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[2]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -220,7 +281,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{2}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Limit) GetBackend() []byte {
@@ -254,7 +315,7 @@ type Ticket struct {
 
 func (x *Ticket) Reset() {
 	*x = Ticket{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[3]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -266,7 +327,7 @@ func (x *Ticket) String() string {
 func (*Ticket) ProtoMessage() {}
 
 func (x *Ticket) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[3]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -279,7 +340,7 @@ func (x *Ticket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ticket.ProtoReflect.Descriptor instead.
 func (*Ticket) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{3}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ticket) GetId() uint64 {
@@ -355,7 +416,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[4]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +428,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[4]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +441,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{4}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Place) GetBackend() []byte {
@@ -408,7 +469,7 @@ type Use struct {
 
 func (x *Use) Reset() {
 	*x = Use{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[5]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +481,7 @@ func (x *Use) String() string {
 func (*Use) ProtoMessage() {}
 
 func (x *Use) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[5]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +494,7 @@ func (x *Use) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Use.ProtoReflect.Descriptor instead.
 func (*Use) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{5}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Use) GetBackend() []byte {
@@ -464,7 +525,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[6]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +537,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[6]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +550,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{6}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Done) GetBackend() []byte {
@@ -542,7 +603,7 @@ type Seen struct {
 
 func (x *Seen) Reset() {
 	*x = Seen{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[7]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +615,7 @@ func (x *Seen) String() string {
 func (*Seen) ProtoMessage() {}
 
 func (x *Seen) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[7]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +628,7 @@ func (x *Seen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seen.ProtoReflect.Descriptor instead.
 func (*Seen) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{7}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Seen) GetBackend() []byte {
@@ -617,13 +678,14 @@ type Down struct {
 	Grants        []*Grant               `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
 	Drops         []*Drop                `protobuf:"bytes,2,rep,name=drops,proto3" json:"drops,omitempty"`
 	State         *State                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Placed        *Placed                `protobuf:"bytes,4,opt,name=placed,proto3" json:"placed,omitempty"` // what went where at other nodes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Down) Reset() {
 	*x = Down{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[8]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +697,7 @@ func (x *Down) String() string {
 func (*Down) ProtoMessage() {}
 
 func (x *Down) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[8]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +710,7 @@ func (x *Down) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Down.ProtoReflect.Descriptor instead.
 func (*Down) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{8}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Down) GetGrants() []*Grant {
@@ -672,6 +734,13 @@ func (x *Down) GetState() *State {
 	return nil
 }
 
+func (x *Down) GetPlaced() *Placed {
+	if x != nil {
+		return x.Placed
+	}
+	return nil
+}
+
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -683,7 +752,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[9]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +764,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[9]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +777,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{9}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Grant) GetId() uint64 {
@@ -743,7 +812,7 @@ type Drop struct {
 
 func (x *Drop) Reset() {
 	*x = Drop{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[10]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +824,7 @@ func (x *Drop) String() string {
 func (*Drop) ProtoMessage() {}
 
 func (x *Drop) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[10]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,7 +837,7 @@ func (x *Drop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drop.ProtoReflect.Descriptor instead.
 func (*Drop) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{10}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Drop) GetId() uint64 {
@@ -803,7 +872,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[11]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -815,7 +884,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[11]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -828,7 +897,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{11}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *State) GetWhole() bool {
@@ -869,7 +938,7 @@ type Backend struct {
 
 func (x *Backend) Reset() {
 	*x = Backend{}
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[12]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +950,7 @@ func (x *Backend) String() string {
 func (*Backend) ProtoMessage() {}
 
 func (x *Backend) ProtoReflect() protoreflect.Message {
-	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[12]
+	mi := &file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +963,7 @@ func (x *Backend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backend.ProtoReflect.Descriptor instead.
 func (*Backend) Descriptor() ([]byte, []int) {
-	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{12}
+	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Backend) GetId() []byte {
@@ -1013,7 +1082,7 @@ var File_proxy_dispatch_dispatchpb_dispatch_proto protoreflect.FileDescriptor
 
 const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\n" +
-	"(proxy/dispatch/dispatchpb/dispatch.proto\x12\x14headgate.dispatch.v1\"\xc6\x02\n" +
+	"(proxy/dispatch/dispatchpb/dispatch.proto\x12\x14headgate.dispatch.v1\"\xfc\x02\n" +
 	"\x02Up\x121\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1b.headgate.dispatch.v1.HelloR\x05hello\x12\x18\n" +
 	"\astarted\x18\x02 \x03(\x04R\astarted\x12-\n" +
@@ -1022,7 +1091,11 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x06leaves\x18\x05 \x03(\x04R\x06leaves\x120\n" +
 	"\x05dones\x18\x06 \x03(\v2\x1a.headgate.dispatch.v1.DoneR\x05dones\x12.\n" +
 	"\x04seen\x18\a \x03(\v2\x1a.headgate.dispatch.v1.SeenR\x04seen\x122\n" +
-	"\x05joins\x18\b \x03(\v2\x1c.headgate.dispatch.v1.TicketR\x05joins\"f\n" +
+	"\x05joins\x18\b \x03(\v2\x1c.headgate.dispatch.v1.TicketR\x05joins\x124\n" +
+	"\x06placed\x18\t \x01(\v2\x1c.headgate.dispatch.v1.PlacedR\x06placed\"@\n" +
+	"\x06Placed\x12\x18\n" +
+	"\aprompts\x18\x01 \x03(\x06R\aprompts\x12\x1c\n" +
+	"\tendpoints\x18\x02 \x03(\aR\tendpoints\"f\n" +
 	"\x05Hello\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x123\n" +
@@ -1060,11 +1133,12 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"firstBytes\x12\x1c\n" +
 	"\tpushbacks\x18\x04 \x01(\x03R\tpushbacks\x12\x14\n" +
 	"\x05pause\x18\x05 \x01(\x03R\x05pause\x12\x1a\n" +
-	"\bfailures\x18\x06 \x01(\x03R\bfailures\"\xa0\x01\n" +
+	"\bfailures\x18\x06 \x01(\x03R\bfailures\"\xd6\x01\n" +
 	"\x04Down\x123\n" +
 	"\x06grants\x18\x01 \x03(\v2\x1b.headgate.dispatch.v1.GrantR\x06grants\x120\n" +
 	"\x05drops\x18\x02 \x03(\v2\x1a.headgate.dispatch.v1.DropR\x05drops\x121\n" +
-	"\x05state\x18\x03 \x01(\v2\x1b.headgate.dispatch.v1.StateR\x05state\"E\n" +
+	"\x05state\x18\x03 \x01(\v2\x1b.headgate.dispatch.v1.StateR\x05state\x124\n" +
+	"\x06placed\x18\x04 \x01(\v2\x1c.headgate.dispatch.v1.PlacedR\x06placed\"E\n" +
 	"\x05Grant\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\abackend\x18\x02 \x01(\fR\abackend\x12\x12\n" +
@@ -1110,41 +1184,44 @@ func file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescGZIP() []byte {
 	return file_proxy_dispatch_dispatchpb_dispatch_proto_rawDescData
 }
 
-var file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_proxy_dispatch_dispatchpb_dispatch_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_proxy_dispatch_dispatchpb_dispatch_proto_goTypes = []any{
 	(*Up)(nil),      // 0: headgate.dispatch.v1.Up
-	(*Hello)(nil),   // 1: headgate.dispatch.v1.Hello
-	(*Limit)(nil),   // 2: headgate.dispatch.v1.Limit
-	(*Ticket)(nil),  // 3: headgate.dispatch.v1.Ticket
-	(*Place)(nil),   // 4: headgate.dispatch.v1.Place
-	(*Use)(nil),     // 5: headgate.dispatch.v1.Use
-	(*Done)(nil),    // 6: headgate.dispatch.v1.Done
-	(*Seen)(nil),    // 7: headgate.dispatch.v1.Seen
-	(*Down)(nil),    // 8: headgate.dispatch.v1.Down
-	(*Grant)(nil),   // 9: headgate.dispatch.v1.Grant
-	(*Drop)(nil),    // 10: headgate.dispatch.v1.Drop
-	(*State)(nil),   // 11: headgate.dispatch.v1.State
-	(*Backend)(nil), // 12: headgate.dispatch.v1.Backend
+	(*Placed)(nil),  // 1: headgate.dispatch.v1.Placed
+	(*Hello)(nil),   // 2: headgate.dispatch.v1.Hello
+	(*Limit)(nil),   // 3: headgate.dispatch.v1.Limit
+	(*Ticket)(nil),  // 4: headgate.dispatch.v1.Ticket
+	(*Place)(nil),   // 5: headgate.dispatch.v1.Place
+	(*Use)(nil),     // 6: headgate.dispatch.v1.Use
+	(*Done)(nil),    // 7: headgate.dispatch.v1.Done
+	(*Seen)(nil),    // 8: headgate.dispatch.v1.Seen
+	(*Down)(nil),    // 9: headgate.dispatch.v1.Down
+	(*Grant)(nil),   // 10: headgate.dispatch.v1.Grant
+	(*Drop)(nil),    // 11: headgate.dispatch.v1.Drop
+	(*State)(nil),   // 12: headgate.dispatch.v1.State
+	(*Backend)(nil), // 13: headgate.dispatch.v1.Backend
 }
 var file_proxy_dispatch_dispatchpb_dispatch_proto_depIdxs = []int32{
-	1,  // 0: headgate.dispatch.v1.Up.hello:type_name -> headgate.dispatch.v1.Hello
-	5,  // 1: headgate.dispatch.v1.Up.uses:type_name -> headgate.dispatch.v1.Use
-	6,  // 2: headgate.dispatch.v1.Up.dones:type_name -> headgate.dispatch.v1.Done
-	7,  // 3: headgate.dispatch.v1.Up.seen:type_name -> headgate.dispatch.v1.Seen
-	3,  // 4: headgate.dispatch.v1.Up.joins:type_name -> headgate.dispatch.v1.Ticket
-	2,  // 5: headgate.dispatch.v1.Hello.limits:type_name -> headgate.dispatch.v1.Limit
-	4,  // 6: headgate.dispatch.v1.Ticket.places:type_name -> headgate.dispatch.v1.Place
-	9,  // 7: headgate.dispatch.v1.Down.grants:type_name -> headgate.dispatch.v1.Grant
-	10, // 8: headgate.dispatch.v1.Down.drops:type_name -> headgate.dispatch.v1.Drop
-	11, // 9: headgate.dispatch.v1.Down.state:type_name -> headgate.dispatch.v1.State
-	12, // 10: headgate.dispatch.v1.State.backends:type_name -> headgate.dispatch.v1.Backend
-	0,  // 11: headgate.dispatch.v1.Dispatch.Schedule:input_type -> headgate.dispatch.v1.Up
-	8,  // 12: headgate.dispatch.v1.Dispatch.Schedule:output_type -> headgate.dispatch.v1.Down
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	2,  // 0: headgate.dispatch.v1.Up.hello:type_name -> headgate.dispatch.v1.Hello
+	6,  // 1: headgate.dispatch.v1.Up.uses:type_name -> headgate.dispatch.v1.Use
+	7,  // 2: headgate.dispatch.v1.Up.dones:type_name -> headgate.dispatch.v1.Done
+	8,  // 3: headgate.dispatch.v1.Up.seen:type_name -> headgate.dispatch.v1.Seen
+	4,  // 4: headgate.dispatch.v1.Up.joins:type_name -> headgate.dispatch.v1.Ticket
+	1,  // 5: headgate.dispatch.v1.Up.placed:type_name -> headgate.dispatch.v1.Placed
+	3,  // 6: headgate.dispatch.v1.Hello.limits:type_name -> headgate.dispatch.v1.Limit
+	5,  // 7: headgate.dispatch.v1.Ticket.places:type_name -> headgate.dispatch.v1.Place
+	10, // 8: headgate.dispatch.v1.Down.grants:type_name -> headgate.dispatch.v1.Grant
+	11, // 9: headgate.dispatch.v1.Down.drops:type_name -> headgate.dispatch.v1.Drop
+	12, // 10: headgate.dispatch.v1.Down.state:type_name -> headgate.dispatch.v1.State
+	1,  // 11: headgate.dispatch.v1.Down.placed:type_name -> headgate.dispatch.v1.Placed
+	13, // 12: headgate.dispatch.v1.State.backends:type_name -> headgate.dispatch.v1.Backend
+	0,  // 13: headgate.dispatch.v1.Dispatch.Schedule:input_type -> headgate.dispatch.v1.Up
+	9,  // 14: headgate.dispatch.v1.Dispatch.Schedule:output_type -> headgate.dispatch.v1.Down
+	14, // [14:15] is the sub-list for method output_type
+	13, // [13:14] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_proxy_dispatch_dispatchpb_dispatch_proto_init() }
@@ -1158,7 +1235,7 @@ func file_proxy_dispatch_dispatchpb_dispatch_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc), len(file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
