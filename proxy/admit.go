@@ -331,19 +331,29 @@ type ExplainBudget struct {
 	Admitted    bool       `json:"admitted"`
 }
 
-// Explain decides on a request of c for in and out tokens of a model, without charging it. It
-// may ask the owners of the buckets as long as ctx lives.
-func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, out int64) (Explanation, error) {
-	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: user, class: c.Class, start: time.Now()}
+// Question is a request that nobody sends.
+type Question struct {
+	Model, User   string
+	Header        http.Header // of it; class and surface are read from there, and what routes match
+	Input, Output int64       // tokens
+}
+
+// Explain decides on a request of c, without charging it. It may ask the owners of the buckets as long as ctx lives.
+func (p *Proxy) Explain(ctx context.Context, c *Caller, q *Question) (Explanation, error) {
+	x := &exchange{p: p, snap: p.snap.Load(), caller: c, user: q.User, start: time.Now()}
 	if x.snap == nil {
 		return Explanation{}, errNotReady()
 	}
-	asked := x.mayUse(model)
-	if asked == nil {
-		return Explanation{}, errModel(model)
+	if err := x.sort(q.Header); err != nil {
+		return Explanation{}, err
 	}
+	asked := x.mayUse(q.Model)
+	if asked == nil {
+		return Explanation{}, errModel(q.Model)
+	}
+	in, out := q.Input, q.Output
 	x.asked, x.routed = asked, asked
-	x.steerBy(in, out)
+	x.steerBy(q.Header, in, out)
 	x.descend()
 	x.model = x.candidates(x.routed)[0]
 	r := &x.res
@@ -371,7 +381,7 @@ func (p *Proxy) Explain(ctx context.Context, c *Caller, model, user string, in, 
 	if why := x.cutoff.Sheds(in+out, c.Tier, ladder.Class(x.class)); why != "" {
 		e.Refused, e.Reason = string(why), errShed(why, in+out, x).Message
 	}
-	if killed := x.killed(model, asked); killed != nil {
+	if killed := x.killed(q.Model, asked); killed != nil {
 		e.Refused, e.Reason = "kill switch", killed.Message
 	}
 	e.Admitted = e.Refused == ""

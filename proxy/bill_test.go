@@ -551,7 +551,7 @@ func TestExplainShowsBudgets(t *testing.T) {
 	end := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
 	month.Period = func(time.Time) (int64, int64) { return end.AddDate(0, -1, 0).UnixNano(), end.UnixNano() }
 	w := newWorld(t, setup{change: budgeted(month, strict(budget("all", 4000+288*priceInput)))})
-	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 4, 6))
+	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 4, Output: 6}))
 	if !e.Admitted || len(e.Budgets) != 2 {
 		t.Fatalf("%+v", e)
 	}
@@ -564,7 +564,7 @@ func TestExplainShowsBudgets(t *testing.T) {
 	if !a.Strict || a.Cost != cost+around || a.Least != 4*priceInput+priceOutput+around || a.Ends != nil || e.Template != 288 {
 		t.Errorf("%+v", a)
 	}
-	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 40, 6))
+	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 40, Output: 6}))
 	if e.Admitted || e.Refused != "all" || !strings.Contains(e.Reason, "more than all of budget") || e.Budgets[1].Admitted || !e.Budgets[0].Admitted {
 		t.Errorf("%+v", e)
 	}

@@ -302,10 +302,10 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("%s answered, want %s; degraded %q", got, c.want, a.header.Get("X-Headgate-Degraded"))
 		}
 	}
-	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "big", "", 10, 1)); e.Model != "small" || e.Route != "cheap" || e.Routed == "" {
+	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "big", Input: 10, Output: 1})); e.Model != "small" || e.Route != "cheap" || e.Routed == "" {
 		t.Errorf("%+v", e)
 	}
-	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "big", "", 100, 1)); e.Model != "big" || e.Route != "" || len(e.Places) != 1 || e.Places[0].Backend != "vllm" {
+	if e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "big", Input: 100, Output: 1})); e.Model != "big" || e.Route != "" || len(e.Places) != 1 || e.Places[0].Backend != "vllm" {
 		t.Errorf("%+v", e)
 	}
 }

@@ -177,16 +177,16 @@ func (c *contents) Keep(e proxy.ContentEntry) { c.entries = append(c.entries, e)
 func TestExplain(t *testing.T) {
 	w := newWorld(t, setup{limits: []proxy.Limit{limit(proxy.Requests, 5), limit(proxy.Tokens, 100)}})
 	for range 2 {
-		e, err := w.proxy.Explain(t.Context(), w.caller, "m", "", 40, 20)
+		e, err := w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 40, Output: 20})
 		if err != nil || !e.Admitted || e.NanoUSD != 40*priceInput+20*priceOutput || len(e.Limits) != 2 || e.Limits[1].Cost != 60 || e.Limits[1].Remaining != 40 {
 			t.Errorf("%+v %v", e, err)
 		}
 	}
-	e, err := w.proxy.Explain(t.Context(), w.caller, "m", "", 400, 20)
+	e, err := w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 400, Output: 20})
 	if err != nil || e.Admitted || e.Refused != "tokens" || e.Limits[1].RetryAfterMS != -1 || !e.Limits[0].Admitted {
 		t.Errorf("%+v %v", e, err)
 	}
-	if _, err := w.proxy.Explain(t.Context(), w.caller, "none", "", 1, 1); err == nil {
+	if _, err := w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "none", Input: 1, Output: 1}); err == nil {
 		t.Error("no such model")
 	}
 }

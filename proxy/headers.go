@@ -51,20 +51,54 @@ func (x *exchange) degraded() string {
 	if x.rungs.Has(ladder.DropOptional) {
 		add(ladder.DropOptional.String())
 	}
-	if x.routed != nil && x.model != x.routed && x.model != x.asked {
+	if x.stoodIn() {
 		if x.smaller {
 			add(ladder.SmallerModel.String())
 		}
 		add("model=" + x.model.Name)
 	}
 	switch {
-	case x.cut > 0 && x.cache.tier == "" && x.shortest() == x.cut:
+	case x.shortened():
 		add(ladder.CutMaxTokens.String())
 		add("max_tokens=" + strconv.FormatInt(x.cut, 10))
 	case x.tab.clamped:
 		add("max_tokens=" + strconv.FormatInt(x.tab.cap, 10))
 	}
 	return list
+}
+
+// stoodIn: another model answers than the one that was asked for or routed to.
+func (x *exchange) stoodIn() bool {
+	return x.routed != nil && x.model != x.routed && x.model != x.asked
+}
+
+// shortened: the ladder's cut is what bounds the answer.
+func (x *exchange) shortened() bool {
+	return x.cut > 0 && x.cache.tier == "" && x.shortest() == x.cut
+}
+
+// touched are the rungs that made the answer less than what was asked for, or took its place.
+func (x *exchange) touched() (on ladder.Set) {
+	if e := x.gotErr; e != nil {
+		if r, err := ladder.ParseRung(e.degraded); err == nil {
+			on = ladder.SetOf(r)
+		}
+		return on
+	}
+	on = x.served
+	if on.Has(ladder.StaticAnswer) {
+		return on
+	}
+	if x.rungs.Has(ladder.DropOptional) {
+		on |= ladder.SetOf(ladder.DropOptional)
+	}
+	if x.stoodIn() && x.smaller {
+		on |= ladder.SetOf(ladder.SmallerModel)
+	}
+	if x.shortened() {
+		on |= ladder.SetOf(ladder.CutMaxTokens)
+	}
+	return on
 }
 
 // alerts lists the budgets of which more is used than where their first alert lies.

@@ -122,7 +122,7 @@ func TestSlotsComeBackOnLeases(t *testing.T) {
 func TestExplainOnLeases(t *testing.T) {
 	w := newWorld(t, setup{limits: []proxy.Limit{fill(proxy.Requests, 1, 20*time.Second, 3), named(limit(proxy.Tokens, 100_000), "daily")}, guard: onLeases(t)})
 	for range 5 {
-		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 40, 20))
+		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 40, Output: 20}))
 		if !e.Admitted || e.Degraded || len(e.Limits) != 2 || e.Limits[0].Remaining != 2 || e.Limits[1].Remaining != 99_940 {
 			t.Fatalf("%+v", e)
 		}

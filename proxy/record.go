@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"headgate/limiter"
+	"headgate/proxy/ladder"
 )
 
 // metrics of the front door. Label sets are bounded: models and limits are the policy's,
@@ -34,6 +35,7 @@ type metrics struct {
 	shed        *prometheus.CounterVec
 	retries     *prometheus.CounterVec
 	again       *prometheus.CounterVec
+	degraded    *prometheus.CounterVec
 
 	mu      sync.Mutex
 	tenants map[string]bool
@@ -63,13 +65,17 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		shed:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_dropped_total", Help: "Requests refused for want of capacity, by reason, as X-Headgate-Dropped has it (shed_cost, shed_tier, shed_class: before anything was spent; queue_full, ttl_expired, evicted: by the queue; no_backend)."}, []string{"reason"}),
 		retries:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_client_retries_total", Help: "Requests that their client library had sent before, by how often (1, 2, 3+): a storm of them shows here."}, []string{"attempt"}),
 		again:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_backend_retries_total", Help: "Requests sent to another backend before a byte of an answer had come, by reason (unsent: the first can't have had it; lost: it went down; pushed_back: it had no capacity; garbage: its answer was none)."}, []string{"reason"}),
+		degraded:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_degraded_answers_total", Help: "Answers that a rung of the ladder made less than what was asked for, or took the place of, by rung: of several each counts."}, []string{"rung"}),
 		unkept:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: "headgate_cache_unkept_total", Help: "Answers that a model gave and that are not kept, by reason (length, tools, timestamps, max_bytes, private: the backend says so; incomplete; cut: to a budget; shape: it can't be looked into)."}, []string{"reason"}),
 		tenants:     map[string]bool{},
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings, m.unkept, m.shed, m.retries, m.again} {
+	for _, c := range []prometheus.Collector{m.requests, m.decisions, m.decided, m.tokens, m.seconds, m.ttft, m.spend, m.inflight, m.slots, m.implausible, m.budgets, m.spent, m.left, m.overrun, m.cache, m.savings, m.unkept, m.shed, m.retries, m.again, m.degraded} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
+	}
+	for _, r := range ladder.Rungs() {
+		m.degraded.WithLabelValues(r.String()) // so that an alarm finds it before the first
 	}
 	return m, nil
 }
@@ -211,7 +217,7 @@ func (x *exchange) record() {
 	if !log.Enabled(x.r.Context(), slog.LevelInfo) {
 		return
 	}
-	attrs := make([]slog.Attr, 0, 28)
+	attrs := make([]slog.Attr, 0, 32)
 	attrs = append(attrs, slog.String("request_id", x.id), slog.String("outcome", outcome), slog.Int("status", a.status),
 		slog.String("method", x.r.Method), slog.String("path", clip(x.r.URL.Path, 128)), slog.String("client_ip", x.ip.String()))
 	attrs = x.whoAttrs(attrs)
@@ -221,9 +227,14 @@ func (x *exchange) record() {
 	log.LogAttrs(x.r.Context(), slog.LevelInfo, "request", attrs...)
 }
 
-// recordPressure counts what was shed, and how often clients come again.
+// recordPressure counts what was shed or degraded, and how often clients come again.
 func (x *exchange) recordPressure() {
 	m := x.p.met
+	if on := x.touched(); on != 0 {
+		for _, name := range on.Names() {
+			m.degraded.WithLabelValues(name).Inc()
+		}
+	}
 	if e := x.gotErr; e != nil && e.dropped != "" {
 		m.shed.WithLabelValues(e.dropped).Inc()
 	}
@@ -268,6 +279,12 @@ func (x *exchange) whatAttrs(attrs []slog.Attr) []slog.Attr {
 			slog.Int64("input_tokens", a.inTokens), slog.Int64("cached_input_tokens", a.usage.CachedInput), slog.Int64("output_tokens", a.outTokens), slog.Int64("cost_nano_usd", a.nanoUSD),
 			slog.Int64("reserved_tokens", x.res.inTokens+x.res.outTokens))
 	}
+	if x.rule != "" {
+		attrs = append(attrs, slog.String("route", x.rule))
+	}
+	if d := x.w.Header().Get("X-Headgate-Degraded"); d != "" {
+		attrs = append(attrs, slog.String("degraded", d))
+	}
 	if x.cache.surface != nil {
 		attrs = append(attrs, slog.String("cache", x.cache.word()))
 		if x.cache.unkept != "" {
@@ -289,6 +306,9 @@ func (x *exchange) wrongAttrs(attrs []slog.Attr) []slog.Attr {
 	}
 	if e := x.gotErr; e != nil {
 		attrs = append(attrs, slog.String("code", e.Code), slog.String("limit", e.Limit))
+		if e.dropped != "" {
+			attrs = append(attrs, slog.String("dropped", e.dropped))
+		}
 		if e.err != nil {
 			attrs = append(attrs, slog.Any("cause", e.err))
 		}

@@ -166,3 +166,46 @@ func TestLadderStepsByItself(t *testing.T) {
 		t.Errorf("degraded %q when all is well", a.header.Get("X-Headgate-Degraded"))
 	}
 }
+
+// TestDegradedIsTold: what a rung did to an answer stands in its header, in the request's line and in the metrics, under the
+// same words; what none touched is told nowhere.
+func TestDegradedIsTold(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		set   ladder.Setting
+		body  string
+		says  string
+		rungs []string
+	}{
+		{name: "cut", set: ladder.Setting{Rung: ladder.CutMaxTokens, MaxTokens: 3}, body: chat, says: "cut_max_tokens, max_tokens=3", rungs: []string{"cut_max_tokens"}},
+		{name: "optional", set: ladder.Setting{Rung: ladder.DropOptional}, body: chat, says: "drop_optional", rungs: []string{"drop_optional"}},
+		{name: "shed", set: ladder.Setting{Rung: ladder.ShedCost, AboveTokens: 1}, body: chat, says: "shed_cost", rungs: []string{"shed_cost"}},
+		{name: "static", set: ladder.Setting{Rung: ladder.StaticAnswer}, body: streamed, says: "static_answer", rungs: []string{"static_answer"}},
+		{name: "none", set: ladder.Setting{Rung: ladder.ShedBestEffort}, body: chat},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			log := newBuffer()
+			w := newWorld(t, byHand(c.set, setup{log: log}))
+			a := w.do(call{body: c.body})
+			records := log.records(t)
+			if len(records) != 1 {
+				t.Fatalf("%d lines", len(records))
+			}
+			logged, _ := records[0]["degraded"].(string)
+			if got := a.header.Get("X-Headgate-Degraded"); got != c.says || logged != c.says {
+				t.Errorf("the header says %q, the log %q; want %q", got, logged, c.says)
+			}
+			if dropped, _ := records[0]["dropped"].(string); dropped != a.header.Get("X-Headgate-Dropped") {
+				t.Errorf("the log says that it was dropped for %q, the header %q", dropped, a.header.Get("X-Headgate-Dropped"))
+			}
+			if n := w.metric("headgate_degraded_answers_total"); n != float64(len(c.rungs)) {
+				t.Errorf("%v are counted", n)
+			}
+			for _, rung := range c.rungs {
+				if n := w.metric("headgate_degraded_answers_total", "rung", rung); n != 1 {
+					t.Errorf("%v of %s are counted", n, rung)
+				}
+			}
+		})
+	}
+}

@@ -376,7 +376,7 @@ func (x *exchange) unknownKey() error {
 // identify reads what a client may say of itself, as far as its key lets it.
 func (x *exchange) identify() error {
 	c, h := x.caller, x.r.Header
-	x.user, x.class, x.timeout = c.User, c.Class, c.Timeout
+	x.user, x.timeout = c.User, c.Timeout
 	for _, name := range [...]string{"X-Headgate-User", "X-Headgate-Surface", "X-Headgate-Class", "X-Headgate-Cache", "X-Headgate-Similarity", "X-Headgate-Timeout", "X-Headgate-No-Degrade"} {
 		if len(h[name]) > 1 { // which of them was meant, nobody knows
 			return malformed(http.StatusBadRequest, name, "%s is there %d times; send it once, and have proxies replace what clients sent", name, len(h[name]))
@@ -394,19 +394,8 @@ func (x *exchange) identify() error {
 	if err := x.cacheHeaders(); err != nil {
 		return err
 	}
-	x.surface = c.OnlySurface
-	if s := h.Get("X-Headgate-Surface"); s != "" {
-		if !c.AnySurface && !c.Surfaces[s] {
-			return errForbidden("X-Headgate-Surface", "this key may not use surface %q", clip(s, 64))
-		}
-		x.surface = s
-	}
-	if s := h.Get("X-Headgate-Class"); s != "" {
-		class, ok := ParseClass(s)
-		if !ok {
-			return malformed(http.StatusBadRequest, "X-Headgate-Class", "X-Headgate-Class must be interactive, background or best_effort")
-		}
-		x.class = max(class, c.Class)
+	if err := x.sort(h); err != nil {
+		return err
 	}
 	switch s := h.Get("X-Headgate-No-Degrade"); s {
 	case "", "false":
@@ -426,6 +415,26 @@ func (x *exchange) identify() error {
 		x.hurried = d < x.timeout
 		x.timeout = min(d, x.timeout)
 		x.patience = x.timeout
+	}
+	return nil
+}
+
+// sort reads the surface and the class that a client asks for.
+func (x *exchange) sort(h http.Header) error {
+	c := x.caller
+	x.surface, x.class = c.OnlySurface, c.Class
+	if s := h.Get("X-Headgate-Surface"); s != "" {
+		if !c.AnySurface && !c.Surfaces[s] {
+			return errForbidden("X-Headgate-Surface", "this key may not use surface %q", clip(s, 64))
+		}
+		x.surface = s
+	}
+	if s := h.Get("X-Headgate-Class"); s != "" {
+		class, ok := ParseClass(s)
+		if !ok {
+			return malformed(http.StatusBadRequest, "X-Headgate-Class", "X-Headgate-Class must be interactive, background or best_effort")
+		}
+		x.class = max(class, c.Class)
 	}
 	return nil
 }

@@ -21,16 +21,13 @@ func (x *exchange) steer() {
 		return
 	}
 	in := x.p.est.input(x.caller.Tenant, x.asked, &x.in)
-	x.steerBy(in, x.p.est.output(x.caller.KeyID, x.asked, &x.in, in))
+	x.steerBy(x.r.Header, in, x.p.est.output(x.caller.KeyID, x.asked, &x.in, in))
 }
 
-func (x *exchange) steerBy(in, out int64) {
+func (x *exchange) steerBy(h http.Header, in, out int64) {
 	q := routing.Query{
 		Model: cmp.Or(x.named, x.asked.Name), Surface: x.surface, Class: routing.Class(x.class), Tenant: x.caller.Tenant, Tier: x.caller.Tier, User: x.user, Key: x.caller.KeyID,
-		Draw: x.draw(), Input: in, Output: out,
-	}
-	if x.r != nil {
-		q.Header = x.r.Header.Get
+		Draw: x.draw(), Input: in, Output: out, Header: h.Get,
 	}
 	c, ok := x.snap.Routes.Choose(&q)
 	if !ok {

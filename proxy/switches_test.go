@@ -404,7 +404,7 @@ func TestExplainSwitches(t *testing.T) {
 		{switches: kill("tenant", "acme", ""), model: "big", refused: "kill switch", reason: `tenant "acme"`},
 	} {
 		w.proxy.SetSwitches(c.switches)
-		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "big", "", 1, 1))
+		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "big", Input: 1, Output: 1}))
 		if e.Refused != c.refused || e.Admitted != (c.refused == "") || !strings.Contains(e.Reason, c.reason) || e.Model != c.model || !slices.Equal(e.Rungs, c.rungs) {
 			t.Errorf("%+v, want %+v", e, c)
 		}

@@ -302,7 +302,7 @@ func TestPrivateShareComesLater(t *testing.T) {
 		later := &later{at: time.Now().Add(700 * time.Millisecond)}
 		l := limit(proxy.Requests, 5)
 		w := bubbled(t, setup{limits: []proxy.Limit{l}, guard: func(l proxy.Limits) proxy.Limits { later.Limits = l; return later }})
-		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+		e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 1, Output: 1}))
 		if got := e.Limits[0]; got.By != "deny" || got.NoShare || got.RetryAfterMS != 700 || e.Admitted || !e.Degraded {
 			t.Errorf("%+v", e)
 		}
@@ -458,17 +458,17 @@ func TestExplainUnavailable(t *testing.T) {
 		}
 		return b.String()
 	}
-	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	e := must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 1, Output: 1}))
 	if got := by(e); got != "own:direct+ allow:direct+ deny:direct+ none:direct+ " || !e.Admitted || e.Degraded || e.Override != "" || e.Limits[0].Remaining != 4 {
 		t.Errorf("%s %+v", got, e)
 	}
 	way.cut.Store(true)
-	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 1, Output: 1}))
 	if got := by(e); got != "own:private- allow:allow+ deny:deny- none:deny!- " || e.Admitted || e.Refused != "none" || !e.Degraded {
 		t.Errorf("%s %+v", got, e)
 	}
 	w.proxy.SetOverride(proxy.Allow, time.Now().Add(time.Hour))
-	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, "m", "", 1, 1))
+	e = must[proxy.Explanation](t)(w.proxy.Explain(t.Context(), w.caller, &proxy.Question{Model: "m", Input: 1, Output: 1}))
 	if got := by(e); got != "own:allow+ allow:allow+ deny:allow+ none:allow+ " || !e.Admitted || e.Override != "allow" || !e.Degraded {
 		t.Errorf("%s %+v", got, e)
 	}
@@ -497,7 +497,7 @@ func TestNotReady(t *testing.T) {
 			t.Errorf("logged %v", r)
 		}
 	}
-	if _, err := w.proxy.Explain(t.Context(), &proxy.Caller{}, "m", "", 1, 1); err == nil || !strings.Contains(err.Error(), "not_ready") {
+	if _, err := w.proxy.Explain(t.Context(), &proxy.Caller{}, &proxy.Question{Model: "m", Input: 1, Output: 1}); err == nil || !strings.Contains(err.Error(), "not_ready") {
 		t.Errorf("explain: %v", err)
 	}
 	w.apply(setup{})

@@ -224,7 +224,7 @@ func overloadCommand() *cobra.Command {
 	f.StringVar(&cfg.Nginx, "nginx", "", `command of nginx (default: where it is found, else it is left out; "none" leaves it out)`)
 	f.StringSliceVar(&cfg.Only, "only", nil, "targets to measure: headgate, bare, nginx, nginx-max-conns (default all)")
 	f.IntVar(&cfg.Slots, "slots", 0, "slots of the model server (default 32)")
-	f.Float64SliceVar(&cfg.Loads, "loads", nil, "loads offered, in capacities, the surge last (default 0.8,1.2,2,5)")
+	f.Float64SliceVar(&cfg.Loads, "loads", nil, "loads offered, in capacities, the surge last (0.8,1.2,2,5 where not given)")
 	f.DurationVar(&cfg.Each, "each", 0, "length of a phase (default 20s)")
 	f.DurationVar(&cfg.Surge, "surge", 0, "length of the surge through the gateway (default 5m)")
 	f.DurationVar(&cfg.PeerSurge, "peer-surge", 0, "length of the surge through the others (default 1m)")

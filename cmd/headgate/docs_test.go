@@ -372,6 +372,27 @@ func TestDeploy(t *testing.T) {
 	}
 }
 
+// TestScrape: the page shows what Prometheus needs as it is in the file.
+func TestScrape(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("deploy/prometheus.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, part, ok := strings.Cut(string(text), "\nscrape_configs:")
+	if !ok || !strings.Contains(string(page), "```text\nscrape_configs:"+part+"```") {
+		t.Error("the page does not show the file")
+	}
+	var m map[string]any
+	if err := yaml.Unmarshal(text, &m); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAutoscalers: what scales the fleet asks for metrics that there are, and stands in the page as in the files.
 func TestAutoscalers(t *testing.T) {
 	t.Parallel()

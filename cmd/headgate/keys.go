@@ -18,7 +18,7 @@ import (
 )
 
 func keysCommand() *cobra.Command {
-	list := &cobra.Command{Use: "list", Short: "List the keys, without their secrets", Args: exactly(0)}
+	list := &cobra.Command{Use: "list", Short: "List the keys, without their secrets", Args: exactly(0), Example: "  headgate keys list"}
 	a := adminFlags(list)
 	list.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/keys", nil, func(w io.Writer, keys []admin.Key) {

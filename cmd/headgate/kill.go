@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"headgate/proxy/admin"
+	"headgate/proxy/ladder"
 )
 
 // switchPath is where the API has a kill switch: args are a kind and, but for global, a name.
@@ -69,27 +70,16 @@ func printKills(w io.Writer, list []admin.Kill) {
 }
 
 func ladderCommand() *cobra.Command {
-	look := &cobra.Command{Use: "show", Short: "List the rungs and whether they are on", Args: exactly(0)}
+	look := &cobra.Command{Use: "show", Short: "List the rungs and whether they are on", Args: exactly(0), Example: "  headgate ladder show"}
 	a := adminFlags(look)
 	look.RunE = func(c *cobra.Command, _ []string) error {
-		return show(c, a, http.MethodGet, "/admin/v1/ladder", nil, func(w io.Writer, list []admin.Rung) {
-			fmt.Fprintln(w, "RUNG\tSTATE\tSINCE\tUNTIL\tBY\tREASON\tEFFECT")
-			for _, r := range list {
-				state := "off"
-				switch {
-				case r.On:
-					state = "on"
-				case len(r.Models) > 0:
-					state = "by itself, for " + strings.Join(r.Models, ", ")
-				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Rung, state, moment(r.At), moment(r.Expires), r.Actor, r.Reason, r.Effect)
-			}
-		})
+		return show(c, a, http.MethodGet, "/admin/v1/ladder", nil, printRungs)
 	}
 
 	var span, reason string
 	set := &cobra.Command{
 		Use: "set RUNG {on|off}", Short: "Set a rung of the degradation ladder on every node", Args: exactly(2),
+		Long:    "Set a rung of the degradation ladder on every node, whatever its trigger says:\n" + rungs(),
 		Example: "  headgate ladder set shed_best_effort on --for 10m --reason 'two backends down'\n  headgate ladder set cut_max_tokens off",
 	}
 	b := adminFlags(set)
@@ -102,5 +92,36 @@ func ladderCommand() *cobra.Command {
 		body := map[string]any{"on": args[1] == "on", "for": span, "reason": reason}
 		return send(c, b, http.MethodPut, "/admin/v1/ladder/"+url.PathEscape(args[0]), body, said("%s is %s on every node", args[0], args[1]))
 	}
-	return group("ladder", "Look at the degradation ladder, and set it", look, set)
+	g := group("ladder", "Look at the degradation ladder, and set it", look, set)
+	here, unknown := adminFlags(g), g.RunE
+	g.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return unknown(c, args)
+		}
+		return show(c, here, http.MethodGet, "/admin/v1/ladder", nil, printRungs)
+	}
+	return g
+}
+
+// rungs lists what there is to set.
+func rungs() string {
+	var b strings.Builder
+	for _, r := range ladder.Rungs() {
+		fmt.Fprintf(&b, "\n  %-17s %s", r, r.Effect())
+	}
+	return b.String()
+}
+
+func printRungs(w io.Writer, list []admin.Rung) {
+	fmt.Fprintln(w, "RUNG\tSTATE\tSINCE\tUNTIL\tBY\tREASON\tEFFECT")
+	for _, r := range list {
+		state := "off"
+		switch {
+		case r.On:
+			state = "on"
+		case len(r.Models) > 0:
+			state = "by itself, for " + strings.Join(r.Models, ", ")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Rung, state, moment(r.At), moment(r.Expires), r.Actor, r.Reason, r.Effect)
+	}
 }

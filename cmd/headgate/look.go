@@ -21,7 +21,7 @@ import (
 )
 
 func statusCommand() *cobra.Command {
-	c := &cobra.Command{Use: "status", Short: "Show a node: readiness, policy, backends", Args: exactly(0)}
+	c := &cobra.Command{Use: "status", Short: "Show a node: readiness, policy, backends", Args: exactly(0), Example: "  headgate status"}
 	a := adminFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/status", nil, func(w io.Writer, s admin.Status) {
@@ -149,7 +149,8 @@ func explainCommand() *cobra.Command {
 	var q admin.ExplainRequest
 	c := &cobra.Command{
 		Use: "explain", Short: "Say whether a request would be admitted now, and why", Args: exactly(0),
-		Example: "  headgate explain --tenant acme --model llama-8b --input 1200 --output 300",
+		Example: "  headgate explain --tenant acme --model llama-8b --input 1200 --output 300\n" +
+			"  headgate explain --tenant acme --model llama-8b --class background --header 'X-Team: search'",
 	}
 	a := adminFlags(c)
 	c.Flags().StringVar(&q.Tenant, "tenant", "", "tenant of the key")
@@ -158,7 +159,18 @@ func explainCommand() *cobra.Command {
 	c.Flags().StringVar(&q.Model, "model", "", "model")
 	c.Flags().Int64Var(&q.Input, "input", 0, "input tokens, exactly: of a real request strict budgets reserve one for each byte")
 	c.Flags().Int64Var(&q.Output, "output", 0, "output tokens")
+	c.Flags().StringVar(&q.Class, "class", "", "what X-Headgate-Class would say: interactive, background or best_effort (default: the key's)")
+	c.Flags().StringVar(&q.Surface, "surface", "", "what X-Headgate-Surface would say")
+	headers := c.Flags().StringArray("header", nil, "a header of the request that a route may go by, as in 'X-Team: search'; again for more")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		q.Headers = map[string]string{}
+		for _, h := range *headers {
+			name, value, ok := strings.Cut(h, ":")
+			if name = strings.TrimSpace(name); !ok || name == "" {
+				return usageError{fmt.Errorf("--header %q is no header; write 'Name: value'", h)}
+			}
+			q.Headers[name] = strings.TrimSpace(value)
+		}
 		return send(c, a, http.MethodPost, "/admin/v1/explain", q, printExplanation)
 	}
 	return c

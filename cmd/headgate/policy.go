@@ -123,7 +123,7 @@ func policyCommand() *cobra.Command {
 		return err
 	}
 
-	all := &cobra.Command{Use: "revisions", Short: "List the policies that were in force", Args: exactly(0)}
+	all := &cobra.Command{Use: "revisions", Short: "List the policies that were in force", Args: exactly(0), Example: "  headgate policy revisions"}
 	b := adminFlags(all)
 	all.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c, b, http.MethodGet, "/admin/v1/policy/revisions", nil, func(w io.Writer, list []admin.PolicyRevision) {

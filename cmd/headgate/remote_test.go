@@ -295,6 +295,7 @@ func TestCommandsAsk(t *testing.T) {
 		{"kill", nil, []string{"KIND", "tenant", "leak"}},
 		{"revive key k-1", admin.KillSwitch{Kind: "key", Name: "k-1"}, []string{"key k-1 is no longer killed"}},
 		{"ladder show", nil, []string{"RUNG", "clamp", "on", "fallback", "off", "auto      by itself, for m, n "}},
+		{"ladder", nil, []string{"RUNG", "clamp"}},
 		{"backends", nil, []string{
 			"BACKEND             STATE                                                  IN USE  LIMIT  SLOTS  WAITING  PLACES  PRESSURE  RATE    LAST ERROR\n",
 			"vllm@10.0.0.1:8000  up, breaker half open, starting (25 %), metrics stale  39      40     64     7        80      0.09      20.0/s  \n",

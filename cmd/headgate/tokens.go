@@ -13,7 +13,7 @@ import (
 )
 
 func tokensCommand() *cobra.Command {
-	list := &cobra.Command{Use: "list", Short: "List the admin tokens, without their secrets", Args: exactly(0)}
+	list := &cobra.Command{Use: "list", Short: "List the admin tokens, without their secrets", Args: exactly(0), Example: "  headgate tokens list"}
 	a := adminFlags(list)
 	list.RunE = func(c *cobra.Command, _ []string) error {
 		return show(c, a, http.MethodGet, "/admin/v1/tokens", nil, func(w io.Writer, tokens []admin.Token) {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,7 +51,10 @@ func (n *Node) setDrain(ctx context.Context, by admin.Actor, c admin.DrainChange
 		set.ExpiresUnixNano = time.Now().Add(c.For).UnixNano()
 	}
 	done, err := n.change(ctx, by, &ledgerpb.Command{Body: &ledgerpb.Command_SetRung{SetRung: set}})
+	var refused *admin.Error
 	switch {
+	case !c.On && errors.As(err, &refused) && refused.Code == admin.NotFound:
+		err = admin.Errorf(admin.NotFound, "%s is not drained; headgate backends shows what is", c.Backend)
 	case err != nil || !c.On:
 	case !one:
 		done.Warnings = n.drainedOut(name)

@@ -65,6 +65,7 @@ func TestDrains(t *testing.T) {
 		t.Error("vllm-a is shown as drained")
 	}
 
+	refusedWith(t, n, 404, "not_found", "vllm-a is not drained", "PUT", "backends/vllm-a/drain", rootBearer, `{"on": false}`)
 	for _, body := range []string{`{"on": true}`, `{"on": false}`} {
 		refusedWith(t, n, 404, "not_found", `did you mean "vllm-a"`, "PUT", "backends/vlm-a/drain", rootBearer, body)
 	}

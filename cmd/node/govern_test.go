@@ -199,7 +199,17 @@ func TestLadderAndOverride(t *testing.T) {
 	if r := must[objects](t, n, 200, "GET", "ladder", rootBearer, "")[0]; r["on"] != true || r["reason"] != "a test" || r["expires"] == nil {
 		t.Errorf("set: %v", r)
 	}
+	shown := func() bool {
+		_, text := ask(t, n, "GET", "/metrics", "", "")
+		return !strings.Contains(text, `headgate_ladder_rung{by="hand",rung="`+rung+`"} 0`)
+	}
+	if !shown() {
+		t.Errorf("the metrics don't show %s", rung)
+	}
 	must[object](t, n, 200, "PUT", "ladder/"+rung, rootBearer, `{"on": false}`)
+	if shown() {
+		t.Errorf("the metrics still show %s", rung)
+	}
 	if r := must[objects](t, n, 200, "GET", "ladder", rootBearer, "")[0]; r["on"] != false {
 		t.Errorf("released: %v", r)
 	}

@@ -1,8 +1,11 @@
 package node
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"headgate/proxy/ladder"
 	"headgate/proxy/upstream"
 )
 
@@ -47,4 +50,28 @@ func asGauge(yes bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// ladderCollector shows which rungs are in force when asked.
+type ladderCollector struct{ n *Node }
+
+// rungDesc is of the one metric that there is.
+func rungDesc() *prometheus.Desc {
+	return prometheus.NewDesc("headgate_ladder_rung", "Models for which a rung of the ladder is in force, by whom it was set (hand: for all models; trigger: by itself, as this node sees it).", []string{"rung", "by"}, nil)
+}
+
+// Describe sends the one description.
+func (ladderCollector) Describe(ch chan<- *prometheus.Desc) { ch <- rungDesc() }
+
+// Collect sends each rung's two gauges.
+func (c ladderCollector) Collect(ch chan<- prometheus.Metric) {
+	desc, f, now := rungDesc(), c.n.truth.Facts(), time.Now()
+	for _, r := range ladder.Rungs() {
+		byHand := 0
+		if s, ok := f.Rungs.Lookup(r.String()); ok && (s.Expires.IsZero() || now.Before(s.Expires)) {
+			byHand = len(*c.n.admission.models.Load())
+		}
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(byHand), r.String(), "hand")
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(len(c.n.automatic(r))), r.String(), "trigger")
+	}
 }

@@ -305,7 +305,7 @@ func (n *Node) build() error {
 	}, func() float64 { return float64(n.content.Dropped()) }))
 	n.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headgate_buckets", Help: "Buckets held; at max_buckets callers without one are refused.",
-	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool})
+	}, func() float64 { return float64(n.limits.Len()) }), backendCollector{n.pool}, ladderCollector{n})
 	var limits proxy.Limits = n.limits
 	if n.cfg.DecisionLog != "" {
 		if n.decisions, err = openDecisions(n.cfg.DecisionLog, n.limits, n.clock, n.log); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -289,7 +290,16 @@ func (n *Node) explain(ctx context.Context, q admin.ExplainRequest) (any, error)
 	if user == "" {
 		user = c.User
 	}
-	return n.proxy.Explain(ctx, c, q.Model, user, q.Input, q.Output)
+	h := http.Header{}
+	for name, value := range q.Headers {
+		h.Set(name, value)
+	}
+	for name, value := range map[string]string{"X-Headgate-Class": q.Class, "X-Headgate-Surface": q.Surface} {
+		if value != "" {
+			h.Set(name, value)
+		}
+	}
+	return n.proxy.Explain(ctx, c, &proxy.Question{Model: q.Model, User: user, Header: h, Input: q.Input, Output: q.Output})
 }
 
 // anyKey is the key with an id, or any of a tenant's; nil if there is none.

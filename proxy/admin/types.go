@@ -368,4 +368,8 @@ type ExplainRequest struct {
 	Model  string `json:"model"`
 	Input  int64  `json:"input_tokens"`
 	Output int64  `json:"output_tokens"`
+	// Class, Surface and Headers are what the client says with the request.
+	Class   string            `json:"class,omitempty"`
+	Surface string            `json:"surface,omitempty"`
+	Headers map[string]string `json:"headers,omitempty"`
 }

@@ -328,5 +328,5 @@ func (r *rule) words() string {
 	if len(all) == 0 {
 		all = []string{"every request"}
 	}
-	return "rule " + r.Name + ": " + strings.Join(all, ", ")
+	return strings.Join(all, ", ")
 }

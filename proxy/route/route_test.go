@@ -227,12 +227,12 @@ func TestWhy(t *testing.T) {
 	)
 	header := func(string) string { return "blue" }
 	c, _ := table.Choose(&Query{Model: "big", Surface: "docs", Tenant: "acme", Class: BestEffort, Input: 11, Header: header})
-	if want := "rule cheap: model big or huge, surface docs, tenant acme, class background or best_effort, tier below 2, input above 10 tokens, " +
+	if want := "model big or huge, surface docs, tenant acme, class background or best_effort, tier below 2, input above 10 tokens, " +
 		"input below 2000 tokens, output below 100 tokens, X-Team: blue → small"; c.Why != want {
 		t.Errorf("%s", c.Why)
 	}
 	c, _ = table.Choose(&Query{})
-	if want := "rule canary: every request → a (weight 1 of 1, by key)"; c.Why != want {
+	if want := "every request → a (weight 1 of 1, by key)"; c.Why != want {
 		t.Errorf("%s", c.Why)
 	}
 	if Class(9).String() != "class 9" || Sticky(9).String() != "sticky 9" {
