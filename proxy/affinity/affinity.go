@@ -20,6 +20,13 @@ const (
 	DefaultMemory = 1 << 16
 )
 
+// What is in flight at an endpoint that is as good as idle: a 16th of its slots, and at least two, such as a turn and the one
+// before it, whose slot is not free yet.
+const (
+	idlePart  = 16
+	idleLeast = 2
+)
+
 // Candidate is an endpoint that may take a request.
 type Candidate struct {
 	ID       string
@@ -228,11 +235,20 @@ func (f *fleet) size(c *Candidate) int64 {
 }
 
 // over tells whether one request more would lift a candidate's load above the bound: its share of the load of all,
-// that request included, times the bound, and at least one.
+// that request included, times the bound, and at least what is hardly felt there.
 func (f *fleet) over(c *Candidate, bound float64) bool {
 	side := c.side()
 	share := (f.load[side] + 1) * float64(f.size(c)) / f.sum[side]
-	return float64(c.Load) >= math.Ceil(bound*share)
+	return float64(c.Load) >= max(math.Ceil(bound*share), idle(c.Slots))
+}
+
+// idle is how much may be in flight at an endpoint of which requests feel little of each other: there is nothing to be had by
+// balance yet, and a prompt's beginning to be lost.
+func idle(slots int64) float64 {
+	if slots <= 0 {
+		return idleLeast
+	}
+	return min(max(idleLeast, float64(slots)/idlePart), float64(slots))
 }
 
 // exponential is what an exponential distribution of mean 1 has at the uniform number h: never 0, never infinite. The least

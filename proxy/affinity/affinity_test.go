@@ -285,9 +285,30 @@ func TestBoundHolds(t *testing.T) {
 			on := r.Order(nil, q, cs)[0]
 			cs[on].Load++
 			r.Placed(q, cs[on].ID)
-			if most := math.Ceil(2 * float64(n+1) / 5); float64(cs[on].Load) > most {
+			if most := max(math.Ceil(2*float64(n+1)/5), idle(cs[on].Slots)); float64(cs[on].Load) > most {
 				t.Fatalf("told %t: %d of %d in flight are on one", told, cs[on].Load, n+1)
 			}
+		}
+	}
+}
+
+// TestIdleEndpointsKeep: with so little in flight that requests hardly feel each other, they go where their cache is, such as a
+// turn right after the one before it; where there is one slot, they don't wait for it.
+func TestIdleEndpointsKeep(t *testing.T) {
+	for _, c := range []struct{ slots, load, keeps int64 }{{64, 3, 1}, {64, 4, 0}, {0, 1, 1}, {0, 2, 0}, {16, 1, 1}, {1, 1, 0}, {2, 1, 1}, {2, 2, 0}} {
+		cs := fleetOf(4)
+		for i := range cs {
+			cs[i].Slots = c.slots
+		}
+		for _, told := range []bool{false, true} {
+			r, q := New(Config{}), &Query{Root: 7, Chain: []uint64{7}, Told: told}
+			home := r.Order(nil, q, cs)[0]
+			r.Placed(q, cs[home].ID)
+			cs[home].Load = c.load
+			if kept := r.Order(nil, q, cs)[0] == home; kept != (c.keeps == 1) {
+				t.Errorf("%d of %d slots in use, told %t: kept %t", c.load, c.slots, told, kept)
+			}
+			cs[home].Load = 0
 		}
 	}
 }
