@@ -478,13 +478,22 @@ func (m *model) turn(id string) *modelTicket {
 	byAge := func(x, y *modelTicket) int {
 		return cmp.Or(cmp.Compare(x.arrived, y.arrived), cmp.Compare(m.s.tickets[ticketKey{x.Node, x.ID}].seq, m.s.tickets[ticketKey{y.Node, y.ID}].seq))
 	}
-	if t := slices.MinFunc(list, byAge); m.now-t.arrived > int64(m.cfg.TargetWait)/8*ageEighths {
-		return t
-	}
 	claim := func(t *modelTicket) *claim { return m.s.accounts[accountKey{t.Tenant, t.Class}].claims[b] }
-	return slices.MinFunc(list, func(x, y *modelTicket) int {
+	least := slices.MinFunc(list, func(x, y *modelTicket) int {
 		return cmp.Or(cmp.Compare(claim(x).tag, claim(y).tag), cmp.Compare(claim(x).seq, claim(y).seq), byAge(x, y))
 	})
+	tenants, own := map[string]bool{}, 0
+	for _, t := range list {
+		tenants[t.Tenant] = true
+		if t.Tenant == least.Tenant {
+			own++
+		}
+	}
+	part := float64(len(list)) / float64(len(tenants))
+	if t := slices.MinFunc(list, byAge); m.now-t.arrived > int64(m.cfg.TargetWait)/8*ageEighths && float64(own) > part/2 {
+		return t
+	}
+	return least
 }
 
 func (m *model) done(r *rapid.T) {

@@ -296,8 +296,8 @@ func (l *ageList) remove(p *place) {
 const ageEighths = 7
 
 // next is the place whose turn it is at a backend, nil where all are parked. It is of the class that was
-// served least for its weight; there, the oldest if it has waited for about the target, or else the oldest
-// of the tenant that was served least.
+// served least for its weight; there, of the tenant that was served least the oldest, but first the oldest of all if that
+// has waited for about the target, and this tenant has its part of those that wait.
 func (s *Scheduler) next(b *backend) *place {
 	var best *line
 	for i := range b.classes {
@@ -308,12 +308,16 @@ func (s *Scheduler) next(b *backend) *place {
 	if best == nil {
 		return nil
 	}
-	if p := best.ages.head; s.now-p.ticket.arrived > int64(s.cfg.TargetWait)/8*ageEighths {
+	c, _ := best.order.first()
+	if p := best.ages.head; s.now-p.ticket.arrived > int64(s.cfg.TargetWait)/8*ageEighths && !best.modest(c) {
 		return p
 	}
-	c, _ := best.order.first()
 	return c.ages.head
 }
+
+// modest says that a tenant waits with less than half of its part of a line: it is not for its sake that others grow
+// old there, and it does not have to wait until they are gone.
+func (l *line) modest(c *claim) bool { return 2*c.n*l.order.len() <= l.n }
 
 // bill charges class and tenant for a grant at b, where it was the ticket's turn, and moves virtual time.
 func (s *Scheduler) bill(t *ticket, b *backend) {

@@ -115,6 +115,31 @@ func TestFlood(t *testing.T) {
 	t.Logf("flood: %d p50 %v p99 %v; peak %d, drops %v", y.n, quantile(y.waits, .5), quantile(y.waits, .99), w.peakWaiting, w.drops)
 }
 
+// Who asks for little beside a flood that fills the whole queue whenever it is alone waits for the next slot, not for the flood.
+func TestLittleBesideAFlood(t *testing.T) {
+	for _, target := range []time.Duration{2 * time.Second, 8 * time.Second} {
+		w := newWorld(t, 1, 3, Config{TargetWait: target}, Backend{ID: "a", Slots: 8, Limit: -1})
+		const mean = 100 * time.Millisecond // 80/s
+		until := 60 * time.Second
+		takes := func() time.Duration { return time.Duration((0.5 + w.rng.Float64()) * float64(mean)) }
+		w.arrivals(1, until, func() { w.ask(Interactive, "small", 1, 1000, takes(), time.Minute, "a") })
+		w.arrivals(400, until, func() { w.ask(Interactive, "flood", 1, 1000, takes(), time.Minute, "a") })
+		w.countFrom = int64(10 * time.Second)
+		w.run(until)
+		small, flood := w.served["small"], w.served["flood"]
+		t.Logf("target %v: small %d p50 %v worst %v; flood %d p99 %v", target, small.n, quantile(small.waits, .5), quantile(small.waits, 1), flood.n, quantile(flood.waits, .99))
+		if p := quantile(small.waits, 1); p > 3*mean {
+			t.Errorf("target %v: who asks for little waits %v", target, p)
+		}
+		if p := quantile(flood.waits, .99); p > target+target/8 {
+			t.Errorf("target %v: the flood waits %v", target, p)
+		}
+		if flood.n < 3500 { // 80/s for 50 s, less the other's
+			t.Errorf("target %v: %d of the flood were served", target, flood.n)
+		}
+	}
+}
+
 // Tenants that ask for ever, one with ten times the tokens, get the same slot-time.
 func TestTenantsByWork(t *testing.T) {
 	for _, known := range []bool{true, false} {
