@@ -35,6 +35,7 @@ func TestWaitsForItsPlace(t *testing.T) {
 		wg.Go(func() { w.do(call{body: chat}).want(t, 200) })
 	}
 	w.eventually(func() bool { return w.dispatch.Waiting() == 1 })
+	w.await(func(s fakevllm.Stats) bool { return s.Held > 0 })
 	if s := w.fake.Stats(); s.InFlight != 1 {
 		t.Errorf("%d requests at a backend of one slot", s.InFlight)
 	}

@@ -618,6 +618,8 @@ func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error
 		err = context.Cause(x.r.Context())
 	case src.ctx.Err() != nil:
 		err = context.Cause(src.ctx)
+	case x.line.grant != nil:
+		x.line.grant.Failed()
 	}
 	x.gotErr = asError(err) // the bill says how it ended
 	if u := scan.Usage(); x.plausible(u) {
@@ -684,20 +686,29 @@ func (x *exchange) tellPlace(resp *http.Response, err error) {
 		}
 	case resp.StatusCode == http.StatusTooManyRequests:
 		g.Pushback(upstream.RetryAfter(resp.Header, time.Now()))
+	case resp.StatusCode >= http.StatusInternalServerError:
+		g.Failed()
 	}
 }
 
-// first notes when the answer began.
+// first notes when the answer began. A refusal says nothing of how long work takes.
 func (x *exchange) first() {
-	if x.answer.firstAt == 0 {
-		now := time.Now()
-		x.answer.firstAt = now.Sub(x.start)
-		if !x.line.sent.IsZero() {
-			x.p.est.learnLatency(x.model, x.in.Stream, now.Sub(x.line.sent))
-		}
-		if x.line.grant != nil && x.in.Stream {
-			x.line.grant.FirstByte(now.Sub(x.line.sent))
-		}
+	if x.answer.firstAt != 0 {
+		return
+	}
+	now := time.Now()
+	x.answer.firstAt = now.Sub(x.start)
+	if x.line.sent.IsZero() || !x.route.metered || x.answer.status >= http.StatusMultipleChoices {
+		return
+	}
+	took := now.Sub(x.line.sent)
+	x.p.est.learnLatency(x.model, x.in.Stream, took)
+	switch g := x.line.grant; {
+	case g == nil:
+	case x.in.Stream:
+		g.FirstByte(took)
+	default:
+		g.Answered(took)
 	}
 }
 

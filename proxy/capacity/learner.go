@@ -126,9 +126,9 @@ func (l *learner) observe(now int64, o *Observation) {
 	case l.streams:
 		l.first.add(o.FirstByte, o.FirstBytes)
 	default: // nothing streams here: the whole answer is its first byte
-		l.first.add(o.SlotTime, o.Done)
+		l.first.add(o.Answer, o.Answers)
 	}
-	l.word.served(o.Done)
+	l.word.served(now, o.FirstBytes+o.Answers)
 	l.move(now)
 }
 

@@ -92,11 +92,11 @@ func TestLearnerUnknownIsNotIdle(t *testing.T) {
 // TestLearnerWithoutStreams: where no answer streams, its whole time stands for its first byte's.
 func TestLearnerWithoutStreams(t *testing.T) {
 	c := newClock(settings{32, 1, false})
-	c.run(time.Minute, Observation{InUse: -1, Waiting: 1, Done: 10, SlotTime: 2 * time.Second}, nil)
+	c.run(time.Minute, Observation{InUse: -1, Waiting: 1, Done: 10, SlotTime: 2 * time.Second, Answers: 10, Answer: 2 * time.Second}, nil)
 	if got := c.l.told(); got != 32 {
 		t.Fatalf("%d after a minute of use, want 32", got)
 	}
-	c.run(5*time.Second, Observation{InUse: -1, Waiting: 1, Done: 10, SlotTime: 50 * time.Second}, nil)
+	c.run(5*time.Second, Observation{InUse: -1, Waiting: 1, Done: 10, SlotTime: 50 * time.Second, Answers: 10, Answer: 50 * time.Second}, nil)
 	if got := c.l.told(); got >= 32 {
 		t.Errorf("%d after answers took 25 times as long", got)
 	}
@@ -234,18 +234,34 @@ func TestLearnerStale(t *testing.T) {
 	}
 }
 
-// TestLearnerFrozen: a page that says the same for ever, while requests end, is as good as none. One that says the same because
-// nothing happens is not.
+// TestLearnerFrozen: a page that says the same for ever, while requests are answered, is as good as none. One that says the same
+// because nothing happens, or nothing but what the backend refuses, is not; nor because all was told at the same time.
 func TestLearnerFrozen(t *testing.T) {
+	answers := func(n int64) func(int) Observation {
+		return func(int) Observation { return Observation{Done: n, Answers: n} }
+	}
 	for name, c := range map[string]struct {
-		done  int64
+		seen  func(second int) Observation
 		stale bool
-	}{"requests end": {1, true}, "nothing happens": {0, false}} {
+	}{
+		"requests are answered": {answers(2), true},
+		"streams begin":         {func(int) Observation { return Observation{FirstBytes: 2} }, true},
+		"nothing happens":       {answers(0), false},
+		"requests are refused":  {func(int) Observation { return Observation{Done: 5} }, false},
+		"a crowd, and silence": {func(second int) Observation {
+			if second < 1 {
+				return Observation{Done: 100, Answers: 100}
+			}
+			return Observation{}
+		}, false},
+		"one now and then that the page has already": {func(second int) Observation { return Observation{Done: 1, Answers: int64(1 - min(1, second%10))} }, false},
+	} {
 		k := newClock(settings{32, 2, true})
-		for range 20 {
+		for second := range 20 {
 			k.now += int64(time.Second)
-			k.l.observe(k.now, &Observation{Done: c.done})
 			k.l.scraped(k.now, easy())
+			o := c.seen(second)
+			k.l.observe(k.now+int64(200*time.Millisecond), &o)
 		}
 		if got := k.l.stale(k.now); got != c.stale {
 			t.Errorf("%s: stale %v, want %v", name, got, c.stale)
@@ -305,7 +321,7 @@ func TestLearnerBounds(t *testing.T) {
 				l.scraped(now, s)
 			} else {
 				l.observe(now, &Observation{
-					InUse: small.Draw(t, "use"), Waiting: small.Draw(t, "waiting"), Done: small.Draw(t, "done"), FirstBytes: small.Draw(t, "n"),
+					InUse: small.Draw(t, "use"), Waiting: small.Draw(t, "waiting"), Done: small.Draw(t, "done"), FirstBytes: small.Draw(t, "n"), Answers: small.Draw(t, "answers"), Answer: time.Duration(small.Draw(t, "answer")) * time.Second,
 					FirstByte: time.Duration(rapid.Int64Range(-1, 1e12).Draw(t, "fb")), SlotTime: time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "st")),
 					Pushbacks: rapid.Int64Range(0, 1).Draw(t, "push"), Failures: rapid.Int64Range(0, 3).Draw(t, "fail"), Pause: time.Duration(rapid.Int64Range(-1, 1e12).Draw(t, "pause")),
 				})

@@ -12,10 +12,14 @@ type Observation struct {
 	Done     int64
 	SlotTime time.Duration
 
-	// FirstByte is the sum of the times from the send to the first byte of the answer, over FirstBytes requests. Requests that
-	// do not stream have none and are left out.
+	// FirstByte is the sum of the times from the send to the first byte of the answer, over FirstBytes requests: those that stream
+	// and were answered well. A refusal comes at once, and says nothing of the work.
 	FirstByte  time.Duration
 	FirstBytes int64
+
+	// Answer and Answers are the same of those that do not stream, whose first byte comes when all is done.
+	Answer  time.Duration
+	Answers int64
 
 	// Pushbacks is how many 429s the backend answered; Pause what is left of the longest Retry-After among them.
 	Pushbacks int64

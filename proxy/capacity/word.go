@@ -4,6 +4,10 @@ import "time"
 
 const (
 	staleAfter = 5 * time.Second // without metrics that were there before
+	// A reading that does not change is no news if this much was answered well so long after it came. What is answered about
+	// then it may have counted already.
+	unmoved     = 8
+	countsAfter = 2 * time.Second
 
 	kvFull  = 0.95            // nothing fits any more: vLLM preempts next
 	kvHigh  = 0.8             // answers that run will fill the rest: no growth, but no cut
@@ -22,20 +26,25 @@ type word struct {
 	share     float64 // who runs, of all that it has
 	preempted bool    // since the last turn
 
-	ended   int64 // requests since the reading changed,
-	changed int64 // which was then
+	answered int64 // requests since the reading changed,
+	changed  int64 // which was then
 }
 
-func (w *word) served(n int64) { w.ended += n }
+// served says that so many requests have begun to be answered with tokens.
+func (w *word) served(now, n int64) {
+	if now-w.changed >= int64(countsAfter) {
+		w.answered += n
+	}
+}
 
-// take takes a reading, unless it says nothing, or is the same as ever while requests end: then it is as if none had come.
+// take takes a reading, unless it says nothing, or is the same as ever while requests are answered: then it is as if none had come.
 func (w *word) take(now int64, s *Sample) {
 	switch {
 	case !s.Known():
 		return
 	case w.at == 0 || *s != w.last:
-		w.changed, w.ended = now, 0
-	case s.HasTokens && w.ended > 0 && now-w.changed >= int64(staleAfter):
+		w.changed, w.answered = now, 0
+	case s.HasTokens && w.answered >= unmoved && now-w.changed >= int64(staleAfter):
 		return
 	}
 	if w.at != 0 && s.HasPreemptions && w.last.HasPreemptions && s.Preemptions > w.last.Preemptions {
@@ -74,6 +83,6 @@ func (w *word) turn() { w.preempted = false }
 // resume goes on after a pause in which nothing was read.
 func (w *word) resume(now int64) {
 	if w.at != 0 {
-		w.at, w.changed, w.ended, w.crowd = now, now, 0, 0
+		w.at, w.changed, w.answered, w.crowd = now, now, 0, 0
 	}
 }

@@ -30,22 +30,22 @@ type endpoint struct {
 
 // seen is what requests found at a backend, since it was last told.
 type seen struct {
-	firstByte, firstBytes, pushbacks, pausedTill, failures atomic.Int64
+	firstByte, firstBytes, answer, answers, pushbacks, pausedTill, failures atomic.Int64
 }
 
 // found is that at one moment.
 type found struct {
-	firstByte, firstBytes, pushbacks, pause, failures int64
+	firstByte, firstBytes, answer, answers, pushbacks, pause, failures int64
 }
 
 func (s *seen) take(now int64) found {
 	return found{
-		s.firstByte.Swap(0), s.firstBytes.Swap(0), s.pushbacks.Swap(0), max(0, s.pausedTill.Load()-now), s.failures.Swap(0),
+		s.firstByte.Swap(0), s.firstBytes.Swap(0), s.answer.Swap(0), s.answers.Swap(0), s.pushbacks.Swap(0), max(0, s.pausedTill.Load()-now), s.failures.Swap(0),
 	}
 }
 
 func (f *found) nothing() bool {
-	return f.firstBytes == 0 && f.pushbacks == 0 && f.failures == 0
+	return f.firstBytes == 0 && f.answers == 0 && f.pushbacks == 0 && f.failures == 0
 }
 
 // mine says that this node may help itself from a lease in hand: nobody waits, and all slots may be used.
@@ -166,6 +166,8 @@ func (n *news) again(t *told, of func(id string) *endpoint) {
 		}
 		e.firstByte.Add(u.firstByte)
 		e.firstBytes.Add(u.firstBytes)
+		e.answer.Add(u.answer)
+		e.answers.Add(u.answers)
 		e.pushbacks.Add(u.pushbacks)
 		e.failures.Add(u.failures)
 		n.touch(e)
@@ -176,7 +178,15 @@ func (n *news) again(t *told, of func(id string) *endpoint) {
 	n.placed = append(n.placed, t.placed[:min(len(t.placed), maxPlaced-min(maxPlaced, len(n.placed)))]...)
 }
 
-// FirstByte says how long the backend took to the first byte of a stream.
+// Answered says how long the backend took to answer well what does not stream.
+func (g *Grant) Answered(took time.Duration) {
+	if g.e != nil && took >= 0 {
+		g.e.answer.Add(int64(took))
+		g.e.answers.Add(1)
+	}
+}
+
+// FirstByte says how long the backend took to the first byte of a stream that it answers well.
 func (g *Grant) FirstByte(took time.Duration) {
 	if g.e != nil && took >= 0 {
 		g.e.firstByte.Add(int64(took))

@@ -209,6 +209,8 @@ func (l *lessons) Observe(_ int64, o capacity.Observation) {
 	l.seen.SlotTime += o.SlotTime
 	l.seen.FirstByte += o.FirstByte
 	l.seen.FirstBytes += o.FirstBytes
+	l.seen.Answer += o.Answer
+	l.seen.Answers += o.Answers
 	l.seen.Pushbacks += o.Pushbacks
 	l.seen.Failures += o.Failures
 	l.seen.Pause = max(l.seen.Pause, o.Pause)
@@ -250,6 +252,7 @@ func TestLearns(t *testing.T) {
 						return
 					}
 					g.FirstByte(10 * time.Millisecond)
+					g.Answered(20 * time.Millisecond)
 					g.Pushback(5 * time.Second)
 					g.Failed()
 					time.Sleep(100 * time.Millisecond)
@@ -264,7 +267,7 @@ func TestLearns(t *testing.T) {
 		time.Sleep(time.Second)
 		l := learners[0]
 		l.mu.Lock()
-		want := capacity.Observation{Done: 12, SlotTime: 1200 * time.Millisecond, FirstByte: 120 * time.Millisecond, FirstBytes: 12, Pushbacks: 12, Failures: 12}
+		want := capacity.Observation{Done: 12, SlotTime: 1200 * time.Millisecond, FirstByte: 120 * time.Millisecond, FirstBytes: 12, Answer: 240 * time.Millisecond, Answers: 12, Pushbacks: 12, Failures: 12}
 		got := l.seen
 		got.Pause = 0
 		if got.SlotTime -= want.SlotTime; got.SlotTime < 0 || got.SlotTime > 50*time.Millisecond {

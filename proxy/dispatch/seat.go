@@ -161,6 +161,8 @@ func (s *seat) hear(now int64, node uint64, t *told) {
 		if o := s.observed(u.backend); o != nil {
 			o.FirstByte += time.Duration(u.firstByte)
 			o.FirstBytes += u.firstBytes
+			o.Answer += time.Duration(u.answer)
+			o.Answers += u.answers
 			o.Pushbacks += u.pushbacks
 			o.Pause = max(o.Pause, time.Duration(u.pause))
 			o.Failures += u.failures

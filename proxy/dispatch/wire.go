@@ -107,6 +107,7 @@ func upOf(p *pb.Up) (*up, error) {
 		}
 		u.uses[i].found = found{
 			c.within(x.GetFirstByte(), math.MaxInt64/4, "seen"), c.within(x.GetFirstBytes(), wireUnits, "seen"),
+			c.within(x.GetAnswer(), math.MaxInt64/4, "seen"), c.within(x.GetAnswers(), wireUnits, "seen"),
 			c.within(x.GetPushbacks(), wireUnits, "seen"), c.within(x.GetPause(), wireNS, "seen"), c.within(x.GetFailures(), wireUnits, "seen"),
 		}
 	}
@@ -175,7 +176,7 @@ func seenPB(us []use) (ps []*pb.Seen) {
 	for i := range us {
 		if u := &us[i]; !u.nothing() {
 			ps = append(ps, &pb.Seen{
-				Backend: nameOf(u.backend), FirstByte: u.firstByte, FirstBytes: u.firstBytes, Pushbacks: u.pushbacks,
+				Backend: nameOf(u.backend), FirstByte: u.firstByte, FirstBytes: u.firstBytes, Answer: u.answer, Answers: u.answers, Pushbacks: u.pushbacks,
 				Pause: min(u.pause, wireNS), Failures: u.failures,
 			})
 		}

@@ -21,7 +21,7 @@ func fullUp() *pb.Up {
 		Hello:   &pb.Hello{Node: 3, Epoch: 4, Limits: []*pb.Limit{{Backend: []byte("a"), Limit: 7}}},
 		Started: []uint64{1}, Misses: []uint64{2}, Leaves: []uint64{3},
 		Uses:  usesPB([]use{{backend: "a", inUse: 5}}),
-		Seen:  seenPB([]use{{backend: "a", found: found{1, 2, 3, 4, 5}}}),
+		Seen:  seenPB([]use{{backend: "a", found: found{1, 2, 6, 7, 3, 4, 5}}}),
 		Dones: donesPB([]done{{"a", "acme\xff", queue.Background, 2, 1e9}}),
 		Joins: []*pb.Ticket{ticketPB(&queue.Ticket{
 			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute,
@@ -52,7 +52,7 @@ func TestWire(t *testing.T) {
 	}
 	want := &up{
 		told: told{
-			started: []uint64{1}, uses: []use{{"a", 5, found{1, 2, 3, 4, 5}}},
+			started: []uint64{1}, uses: []use{{"a", 5, found{1, 2, 6, 7, 3, 4, 5}}},
 			dones: []done{{"a", "acme\xff", queue.Background, 2, 1e9}}, placed: []Placement{{1 << 63, 1 << 31}, {2, 3}},
 		},
 		misses: []uint64{2}, leaves: []uint64{3},

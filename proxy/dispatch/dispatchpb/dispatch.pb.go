@@ -597,6 +597,8 @@ type Seen struct {
 	Pushbacks     int64                  `protobuf:"varint,4,opt,name=pushbacks,proto3" json:"pushbacks,omitempty"`
 	Pause         int64                  `protobuf:"varint,5,opt,name=pause,proto3" json:"pause,omitempty"`
 	Failures      int64                  `protobuf:"varint,6,opt,name=failures,proto3" json:"failures,omitempty"`
+	Answer        int64                  `protobuf:"varint,7,opt,name=answer,proto3" json:"answer,omitempty"` // sum over answers requests
+	Answers       int64                  `protobuf:"varint,8,opt,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -669,6 +671,20 @@ func (x *Seen) GetPause() int64 {
 func (x *Seen) GetFailures() int64 {
 	if x != nil {
 		return x.Failures
+	}
+	return 0
+}
+
+func (x *Seen) GetAnswer() int64 {
+	if x != nil {
+		return x.Answer
+	}
+	return 0
+}
+
+func (x *Seen) GetAnswers() int64 {
+	if x != nil {
+		return x.Answers
 	}
 	return 0
 }
@@ -1124,7 +1140,7 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x14\n" +
 	"\x05class\x18\x03 \x01(\rR\x05class\x12\x12\n" +
 	"\x04cost\x18\x04 \x01(\x03R\x04cost\x12\x12\n" +
-	"\x04held\x18\x05 \x01(\x03R\x04held\"\xb0\x01\n" +
+	"\x04held\x18\x05 \x01(\x03R\x04held\"\xe2\x01\n" +
 	"\x04Seen\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x1d\n" +
 	"\n" +
@@ -1133,7 +1149,9 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"firstBytes\x12\x1c\n" +
 	"\tpushbacks\x18\x04 \x01(\x03R\tpushbacks\x12\x14\n" +
 	"\x05pause\x18\x05 \x01(\x03R\x05pause\x12\x1a\n" +
-	"\bfailures\x18\x06 \x01(\x03R\bfailures\"\xd6\x01\n" +
+	"\bfailures\x18\x06 \x01(\x03R\bfailures\x12\x16\n" +
+	"\x06answer\x18\a \x01(\x03R\x06answer\x12\x18\n" +
+	"\aanswers\x18\b \x01(\x03R\aanswers\"\xd6\x01\n" +
 	"\x04Down\x123\n" +
 	"\x06grants\x18\x01 \x03(\v2\x1b.headgate.dispatch.v1.GrantR\x06grants\x120\n" +
 	"\x05drops\x18\x02 \x03(\v2\x1a.headgate.dispatch.v1.DropR\x05drops\x121\n" +
