@@ -45,6 +45,7 @@ type line struct {
 	waited time.Duration // in all
 	age    time.Duration // of that, for this place: who was refused one begins anew with another model
 	held   time.Duration // of that, for backends to come back
+	full   bool          // a queue has refused it
 	sent   time.Time     // to the backend
 	grant  *dispatch.Grant
 	places []upstream.Candidate // where it may go
@@ -194,7 +195,7 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	}
 	l.ticket = dispatch.Ticket{
 		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Tier: x.caller.Tier, Work: max(tokens, 1), Bytes: x.bodyBytes(),
-		Waited: l.age, Patience: max(left, minPatience), Places: places,
+		Waited: l.age, Patience: max(left, minPatience), Refused: l.full, Places: places,
 		Watch: func() (<-chan struct{}, bool) {
 			now := changed
 			changed = x.p.cfg.Pool.Changed()
@@ -211,7 +212,7 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)
 	if l.age += time.Since(began); full(err) {
-		l.age = 0
+		l.age, l.full = 0, true
 	}
 	if err != nil && x.r.Context().Err() != nil {
 		x.answer.clientGo = true

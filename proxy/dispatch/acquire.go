@@ -53,7 +53,7 @@ func (w *waiter) ticket(self uint64, now int64) *queue.Ticket {
 	w.sent = true
 	return &queue.Ticket{
 		Node: self, ID: w.id, Tenant: t.Tenant, Class: t.Class, Tier: t.Tier, Work: t.Work, Bytes: t.Bytes,
-		Waited: waited, Patience: time.Duration(max(0, w.deadline-now)), Places: t.Places,
+		Waited: waited, Patience: time.Duration(max(0, w.deadline-now)), Refused: t.Refused, Places: t.Places,
 	}
 }
 

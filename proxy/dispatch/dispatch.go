@@ -118,6 +118,8 @@ type Ticket struct {
 	Work, Bytes int64
 	// Waited is how long it has waited already, where it comes again. Patience is how long it may wait from now on.
 	Waited, Patience time.Duration
+	// Refused: it was refused for want of room before, at other backends.
+	Refused bool
 	// Places are where it may go, by preference; at least one, at most queue.MaxPlaces.
 	Places []queue.Place
 	// Watch is called in Acquire's goroutine when the wait begins, and again whenever the channel that it

@@ -353,6 +353,42 @@ func TestSchedulerDies(t *testing.T) {
 	})
 }
 
+// TestTakeoverKnowsThePace: a new scheduler lets as many wait as the one before it did, and so does a node by itself, for its part.
+func TestTakeoverKnowsThePace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, backends(4, "a"))
+		w.settles()
+		var wg sync.WaitGroup
+		for range 100 {
+			g, err := w.nodes[1].Acquire(context.Background(), ticket("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			wg.Go(func() {
+				time.Sleep(100 * time.Millisecond)
+				g.Release()
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Second)
+		before := w.nodes[1].State().Backends["a"].Places
+		if before < 70 || before > 90 { // 40/s for 2 s
+			t.Fatalf("%d places", before)
+		}
+		w.schedules(nil)
+		time.Sleep(200 * time.Millisecond)
+		if alone := w.nodes[1].State().Backends["a"].Places; alone < before*2/5 || alone > before*3/5 {
+			t.Errorf("%d places of one of two nodes, where there were %d", alone, before)
+		}
+		w.schedules(w.nodes[1])
+		time.Sleep(400 * time.Millisecond)
+		if after := w.nodes[0].State().Backends["a"].Places; after < before*9/10 || after > before*11/10 {
+			t.Errorf("%d places, before %d", after, before)
+		}
+		w.idle()
+	})
+}
+
 // TestAlone: without a scheduler within reach a node goes by its part of the slots after ten seconds, and not before.
 func TestAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

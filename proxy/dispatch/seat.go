@@ -85,6 +85,9 @@ func (s *seat) apply(now int64) {
 		if !s.official {
 			b.Slots = max(1, b.Slots/int64(s.d.members))
 		}
+		if was, ok := s.d.state.Load().Backends[b.ID]; ok && was.Rate > 0 { // the queue before this one knew how fast it is
+			b.SlotTime = time.Duration(float64(was.Limit) / was.Rate * float64(time.Second))
+		}
 		if s.settling != 0 {
 			s.core.Used(now, phantom, b.ID, max(1, b.Slots), &s.out)
 		}

@@ -138,6 +138,7 @@ func ticketOf(p *pb.Ticket, c *checker) queue.Ticket {
 		ID: p.GetId(), Tenant: c.name(p.GetTenant(), "tenant"), Class: queue.Class(p.GetClass()), Tier: int(p.GetTier()),
 		Work: c.within(p.GetWork(), wireBytes, "work"), Bytes: c.within(p.GetBytes(), wireBytes, "bytes"),
 		Waited: time.Duration(c.within(p.GetWaited(), wireNS, "waited")), Patience: time.Duration(c.within(p.GetPatience(), wireNS, "patience")),
+		Refused: p.GetRefused(),
 	}
 	if c.err != nil {
 		return t
@@ -154,7 +155,7 @@ func ticketPB(t *queue.Ticket) *pb.Ticket {
 	p := &pb.Ticket{
 		Id: t.ID, Tenant: nameOf(t.Tenant), Class: uint32(t.Class), Tier: int64(min(max(t.Tier, math.MinInt32), math.MaxInt32)),
 		Work: min(max(t.Work, 0), wireBytes), Bytes: min(max(t.Bytes, 0), wireBytes),
-		Waited: min(int64(t.Waited), wireNS), Patience: min(int64(t.Patience), wireNS),
+		Waited: min(int64(t.Waited), wireNS), Patience: min(int64(t.Patience), wireNS), Refused: t.Refused,
 	}
 	for i := range t.Places {
 		p.Places = append(p.GetPlaces(), &pb.Place{Backend: nameOf(t.Places[i].Backend), Cost: min(max(t.Places[i].Cost, 0), wireUnits)})

@@ -24,7 +24,7 @@ func fullUp() *pb.Up {
 		Seen:  seenPB([]use{{backend: "a", found: found{1, 2, 6, 7, 3, 4, 5}}}),
 		Dones: donesPB([]done{{"a", "acme\xff", queue.Background, 2, 1e9}}),
 		Joins: []*pb.Ticket{ticketPB(&queue.Ticket{
-			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute,
+			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
 			Places: []queue.Place{{Backend: "a", Cost: 2}, {Backend: "b", Cost: 1}},
 		})},
 	}
@@ -57,7 +57,7 @@ func TestWire(t *testing.T) {
 		},
 		misses: []uint64{2}, leaves: []uint64{3},
 		joins: []queue.Ticket{{
-			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute,
+			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
 			Places: []queue.Place{{Backend: "a", Cost: 2}, {Backend: "b", Cost: 1}},
 		}},
 	}

@@ -112,6 +112,14 @@ func (b *backend) depart(cost, held int64) {
 	b.held += (float64(held) - b.held) * gain
 }
 
+// expect takes what another queue has measured, where this one has not measured enough.
+func (b *backend) expect(slotTime time.Duration) {
+	if slotTime <= 0 || b.warm() {
+		return
+	}
+	b.slotTime, b.held, b.seen = float64(slotTime), float64(slotTime), max(b.seen, warmAfter)
+}
+
 // warm says that enough ended to tell a rate.
 func (b *backend) warm() bool {
 	return b.known && int64(b.seen) >= min(warmAfter, b.capacity()) && b.slotTime > 0

@@ -306,6 +306,53 @@ func TestLittle(t *testing.T) {
 	}
 }
 
+// What another queue has measured counts until this one has measured enough, and not afterwards.
+func TestBeginsWithWhatWasMeasured(t *testing.T) {
+	d := newDesk(t, Config{}, Backend{ID: "a", Slots: 8, Limit: -1, SlotTime: 100 * time.Millisecond})
+	d.want("places at first", d.backend("a").Places, 160) // 80/s for 2 s
+	for range 200 {
+		d.join("t", Interactive, 1, time.Minute, "a")
+	}
+	d.start()
+	d.want("waiting", d.s.Waiting(), 160)
+	for range 400 { // they take four times as long
+		d.pass(50 * time.Millisecond)
+		d.finish("a", "t", Interactive, 1, 400*time.Millisecond)
+		d.join("t", Interactive, 1, time.Minute, "a")
+		d.start()
+	}
+	d.s.SetBackends(d.now, []Backend{{ID: "a", Slots: 8, Limit: -1, SlotTime: 100 * time.Millisecond}}, &d.out)
+	if p := d.backend("a").Places; p < 38 || p > 41 {
+		t.Errorf("%d places, not 40", p)
+	}
+}
+
+// Work that is refused at one backend and then at another was offered once.
+func TestRefusedTwiceIsOfferedOnce(t *testing.T) {
+	var desired [2]float64
+	for i, second := range []bool{false, true} {
+		w := newWorld(t, 11, 1, Config{}, Backend{ID: "a", Slots: 16, Limit: -1}, Backend{ID: "b", Slots: 16, Limit: -1})
+		w.arrivals(120, 60*time.Second, func() { // of 40/s each
+			if r := w.ask(Interactive, "t", 1, 1000, 400*time.Millisecond, 10*time.Second, "a"); second && w.waiting[r.id] == nil {
+				w.nextID++
+				other := &request{id: w.nextID, takes: r.takes, came: w.now, dies: r.dies, ticket: r.ticket}
+				other.ticket.ID, other.ticket.Refused, other.ticket.Places = other.id, true, []Place{{"b", 1}}
+				w.waiting[other.id] = other
+				w.s.Join(w.now, &other.ticket, &w.out)
+				w.deliver()
+			}
+		})
+		w.run(60 * time.Second)
+		for _, b := range w.s.Look(w.now).Backends {
+			desired[i] += b.Desired
+		}
+	}
+	// With the other one it has served 40/s more, for which the first would be desired still.
+	if desired[0] < 2.7 || desired[0] > 3.3 || desired[1] < 3.6 || desired[1] > 4.4 {
+		t.Errorf("%.2f are desired, not 3 and 4", desired)
+	}
+}
+
 // A request that needs half of the slots gets them beside a stream of small ones, and costs them little.
 func TestBigAmongSmall(t *testing.T) {
 	w := newWorld(t, 3, 3, Config{}, Backend{ID: "a", Slots: 16, Limit: -1})

@@ -101,6 +101,8 @@ type Ticket struct {
 	// Waited is how long the request has waited already, elsewhere: its age in the order. A ticket
 	// that has waited has had a place: only the bounds in bytes and of Config.Tickets refuse it.
 	Waited time.Duration
+	// Refused: it was refused for want of room before, at other backends, and counts there as work that was offered.
+	Refused bool
 	// Patience is how long it may wait from now on. It is never granted afterwards.
 	Patience time.Duration
 	// Places are where it may go, by preference. Backends marked Overflow are used only where no other
@@ -120,6 +122,9 @@ type Backend struct {
 	Stale bool
 	// Overflow backends are used only where no other place of a ticket has room.
 	Overflow bool
+	// SlotTime is for how long a request holds its slots, times those, as another queue has measured it: what counts until this one
+	// has measured enough. 0: not known.
+	SlotTime time.Duration
 }
 
 // Config is what policy says. The zero value means the defaults.

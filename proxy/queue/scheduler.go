@@ -103,6 +103,7 @@ func (s *Scheduler) SetBackends(now int64, backends []Backend, out *Output) {
 		b.accrue(s.now)
 		b.known, b.closed, b.overflow, b.stale = true, false, k.Overflow, k.Stale
 		b.slots, b.limit = max(k.Slots, 1), k.Limit
+		b.expect(k.SlotTime)
 		if limited := b.capacity() < b.slots; limited != b.limited {
 			b.limited = limited
 			s.changes++
@@ -322,7 +323,7 @@ func (s *Scheduler) end(t *ticket) {
 func (s *Scheduler) drop(t *ticket, reason Reason, out *Output) {
 	out.Drops = append(out.Drops, Drop{t.node.id, t.id, reason, s.retryAfter(t)})
 	for i := range t.places {
-		if b := t.places[i].backend; b != nil && t.granted == nil {
+		if b := t.places[i].backend; b != nil && t.granted == nil && !t.refused {
 			b.dropped += float64(t.part) / whole
 		}
 	}

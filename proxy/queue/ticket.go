@@ -18,6 +18,7 @@ type ticket struct {
 	arrived  int64 // when it would have joined, had it waited here all the time
 	deadline int64
 	waited   bool // it had a place before
+	refused  bool // before, elsewhere
 	places   []place
 	alive    int   // places whose backend is still there
 	part     int64 // whole / len(places)
@@ -94,7 +95,7 @@ func (s *Scheduler) newTicket(t *Ticket, n *node) *ticket {
 	waited := max(t.Waited, 0)
 	*k = ticket{
 		node: n, id: t.ID, seq: s.seq, tenant: t.Tenant, class: min(t.Class, BestEffort),
-		work: max(t.Work, 1), bytes: max(t.Bytes, 0), waited: waited > 0,
+		work: max(t.Work, 1), bytes: max(t.Bytes, 0), waited: waited > 0, refused: t.Refused,
 		arrived: s.now - int64(waited), deadline: later(s.now, int64(t.Patience)),
 		places: k.places[:0],
 	}

@@ -309,6 +309,7 @@ type Ticket struct {
 	Waited        int64                  `protobuf:"varint,7,opt,name=waited,proto3" json:"waited,omitempty"`
 	Patience      int64                  `protobuf:"varint,8,opt,name=patience,proto3" json:"patience,omitempty"`
 	Places        []*Place               `protobuf:"bytes,9,rep,name=places,proto3" json:"places,omitempty"`
+	Refused       bool                   `protobuf:"varint,10,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -404,6 +405,13 @@ func (x *Ticket) GetPlaces() []*Place {
 		return x.Places
 	}
 	return nil
+}
+
+func (x *Ticket) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
 }
 
 type Place struct {
@@ -1118,7 +1126,7 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x06limits\x18\x03 \x03(\v2\x1b.headgate.dispatch.v1.LimitR\x06limits\"7\n" +
 	"\x05Limit\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x03R\x05limit\"\xed\x01\n" +
+	"\x05limit\x18\x02 \x01(\x03R\x05limit\"\x87\x02\n" +
 	"\x06Ticket\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x14\n" +
@@ -1128,7 +1136,9 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x12\x16\n" +
 	"\x06waited\x18\a \x01(\x03R\x06waited\x12\x1a\n" +
 	"\bpatience\x18\b \x01(\x03R\bpatience\x123\n" +
-	"\x06places\x18\t \x03(\v2\x1b.headgate.dispatch.v1.PlaceR\x06places\"5\n" +
+	"\x06places\x18\t \x03(\v2\x1b.headgate.dispatch.v1.PlaceR\x06places\x12\x18\n" +
+	"\arefused\x18\n" +
+	" \x01(\bR\arefused\"5\n" +
 	"\x05Place\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x12\n" +
 	"\x04cost\x18\x02 \x01(\x03R\x04cost\"6\n" +
