@@ -29,6 +29,10 @@ type Cell struct {
 	RTT        time.Duration // of a message and its answer; 0: 2 ms
 	Fault      Fault
 	For        time.Duration // how long the demand lasts; 0: long enough for Load to show
+
+	// Replay is what arrives, by time, instead of what the other fields make arrive: those then only describe it.
+	// No cost is above the burst, and For ends after the last of it.
+	Replay []Arrival `json:"-"`
 }
 
 // Fault is what goes wrong a third of the way through a cell.
@@ -104,9 +108,12 @@ type Arrival struct {
 	Node   int32 // where it arrives, if that node is there
 }
 
-// Demand is all that arrives, by time: a Poisson process at each node. No cost is above the burst, which no
-// bucket could ever admit.
+// Demand is all that arrives, by time: a Poisson process at each node, or the Replay, which is not to be changed.
+// No cost is above the burst, which no bucket could ever admit.
 func (c *Cell) Demand() []Arrival {
+	if c.Replay != nil {
+		return c.Replay
+	}
 	r := rand.New(rand.NewPCG(c.Seed, 1))
 	each := float64(time.Second) * c.Mean / (c.Load * c.rate() * float64(c.tenants()))
 	ends := float64(c.length())
