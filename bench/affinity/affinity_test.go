@@ -110,25 +110,13 @@ func TestCommandRefuses(t *testing.T) {
 		{"-seeds 51", []string{"-seeds", "51"}},
 		{"no such file", []string{"-trace", "nowhere"}},
 		{"fewer than two", []string{"-trace", bad(line)}},
-		{":2: the timestamp is before", []string{"-trace", bad(line + strings.Replace(line, "5", "4", 1))}},
-		{":1: lengths and hash_ids", []string{"-trace", bad(strings.Replace(line, "[0,1]", "[]", 1))}},
-		{":1: the hash id -1", []string{"-trace", bad(strings.Replace(line, "[0", "[-1", 1))}},
+		{":2: column timestamp: it is before", []string{"-trace", bad(line + strings.Replace(line, "5", "4", 1))}},
+		{":1: columns input_length and hash_ids", []string{"-trace", bad(strings.Replace(line, "[0,1]", "[]", 1))}},
+		{":1: column hash_ids: the hash id -1", []string{"-trace", bad(strings.Replace(line, "[0", "[-1", 1))}},
 		{":1: ", []string{"-trace", bad("{")}},
 	} {
 		if err := command(t.Context(), c.args, io.Discard); err == nil || !strings.Contains(err.Error(), c.words) {
 			t.Errorf("%v: %v", c.args, err)
-		}
-	}
-}
-
-// TestSpread: requests of one tick are parted evenly over it, in their order.
-func TestSpread(t *testing.T) {
-	tr := trace{requests: []request{{at: 0}, {at: 0}, {at: 0}, {at: 3}, {at: 6}, {at: 6}}}
-	tr.spread()
-	want := []float64{0, 1, 2, 3, 6, 7.5}
-	for i, r := range tr.requests {
-		if r.at != want[i] {
-			t.Errorf("request %d at %g, not %g", i, r.at, want[i])
 		}
 	}
 }

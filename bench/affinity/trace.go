@@ -1,23 +1,13 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
+	"slices"
+
+	benchtrace "headgate/bench/trace"
 )
 
 // blockTokens is how many tokens a block of the trace stands for.
 const blockTokens = 512
-
-// Bounds of a trace.
-const (
-	maxRequests = 1 << 20
-	maxLine     = 1 << 20 // bytes of a line
-	maxBlock    = 1 << 24 // ids are below that
-)
 
 // request is a line of the trace.
 type request struct {
@@ -36,73 +26,19 @@ type trace struct {
 }
 
 // readTrace reads Mooncake's format: a JSON object a line.
-func readTrace(path string) (t *trace, err error) {
-	f, err := os.Open(path)
+func readTrace(path string) (*trace, error) {
+	from, err := benchtrace.Open(path, benchtrace.Mooncake, benchtrace.Options{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	t = &trace{name: filepath.Base(path)}
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, maxLine)
-	for n := 1; lines.Scan(); n++ {
-		var l struct {
-			Timestamp    int64   `json:"timestamp"`
-			InputLength  int64   `json:"input_length"`
-			OutputLength int64   `json:"output_length"`
-			HashIDs      []int32 `json:"hash_ids"`
-		}
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
-		}
-		r := request{at: float64(l.Timestamp) / 1e3, input: l.InputLength, output: l.OutputLength, blocks: l.HashIDs}
-		switch {
-		case n > maxRequests:
-			return nil, fmt.Errorf("%s:%d: more than %d requests", path, n, maxRequests)
-		case r.input <= 0 || r.output < 0 || len(r.blocks) == 0:
-			return nil, fmt.Errorf("%s:%d: lengths and hash_ids must be there", path, n)
-		case len(t.requests) > 0 && r.at < t.requests[n-2].at:
-			return nil, fmt.Errorf("%s:%d: the timestamp is before that of the line before", path, n)
-		}
-		for _, id := range r.blocks {
-			if id < 0 || id >= maxBlock {
-				return nil, fmt.Errorf("%s:%d: the hash id %d is not between 0 and %d", path, n, id, maxBlock)
-			}
-			t.ids = max(t.ids, id+1)
-		}
-		t.requests = append(t.requests, r)
+	t := &trace{name: from.Name, requests: make([]request, 0, len(from.Requests))}
+	for i := range from.Requests {
+		r := &from.Requests[i]
+		t.ids = max(t.ids, slices.Max(r.Blocks)+1)
+		t.requests = append(t.requests, request{at: r.At.Seconds(), input: r.Input, output: r.Output, blocks: r.Blocks})
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if len(t.requests) < 2 {
-		return nil, fmt.Errorf("%s: fewer than two requests", path)
-	}
-	t.spread()
 	t.chains()
 	return t, nil
-}
-
-// spread parts the requests of one timestamp evenly over the time until the next: the trace's clock ticks every three seconds.
-func (t *trace) spread() {
-	rs := t.requests
-	for i := 0; i < len(rs); {
-		j := i
-		for j < len(rs) && rs[j].at == rs[i].at {
-			j++
-		}
-		tick := 0.0
-		if j < len(rs) {
-			tick = rs[j].at - rs[i].at
-		} else if i > 0 {
-			tick = rs[i].at - rs[i-1].at
-		}
-		start := rs[i].at
-		for k := i; k < j; k++ {
-			rs[k].at = start + tick*float64(k-i)/float64(j-i)
-		}
-		i = j
-	}
 }
 
 // tokens are all that prompts hold.
