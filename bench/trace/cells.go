@@ -153,7 +153,7 @@ func (t *Trace) length(speed float64) (time.Duration, error) {
 	length := float64(t.Span()) / speed * n / (n - 1)
 	switch {
 	case length < float64(time.Millisecond):
-		return 0, errors.New("all of its requests come at once: there is no rate to limit; is the column of times right?")
+		return 0, errors.New("all of its requests come within a millisecond: look at the column of times, or replay it more slowly")
 	case length > float64(MaxSpan):
 		return 0, fmt.Errorf("it takes more than %d days: replay it faster", MaxSpan/(24*time.Hour))
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Bounds of a trace.
@@ -78,8 +80,8 @@ func (t *Trace) String() string {
 
 // row is a request as its file has it.
 type row struct {
-	at            int64 // ns; the whole trace is moved so that it begins at 0
-	absolute      bool  // at is since 1970 by UTC
+	at            int64  // ns; the whole trace is moved so that it begins at 0
+	absolute      bool   // at is since 1970 by UTC
 	tenant        string // until the next row is read
 	input, output int64
 	blocks        []int32
@@ -145,6 +147,8 @@ func (b *builder) tenant(name string) (int32, error) {
 		return 0, errors.New("it is empty: name the tenant, or leave the whole column out and let requests be split into tenants")
 	case len(name) > maxName:
 		return 0, fmt.Errorf("the name has more than %d bytes: shorten it", maxName)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		return 0, fmt.Errorf("%q is not UTF-8 that can be printed: write another name", name)
 	case len(b.Tenants) == MaxTenants:
 		return 0, fmt.Errorf("%w: more than %d tenants: cut the file, or leave the column out and let requests be split into tenants", errBound, MaxTenants)
 	}
