@@ -87,8 +87,11 @@ func Read(r io.Reader, format Format, o Options) (*Trace, error) {
 
 // read says in which line an error is; 0: in none of them.
 func read(r io.Reader, format Format, o Options) (*Trace, int, error) {
-	s, format, err := open(r, format)
+	s, format, looks, err := open(r, format)
 	if err != nil {
+		if looks != format {
+			err = fmt.Errorf("%w; is it of the format %s?", err, looks)
+		}
 		return nil, 1, err
 	}
 	b := &builder{Trace: &Trace{Name: o.Name}, format: format}
@@ -126,32 +129,35 @@ func read(r io.Reader, format Format, o Options) (*Trace, int, error) {
 // sniffed is how much of a file tells its format.
 const sniffed = 64 << 10
 
-// open finds the format if it is not told.
-func open(r io.Reader, format Format) (source, Format, error) {
+// open finds the format if it is not told, and says how the file looks.
+func open(r io.Reader, format Format) (s source, _, looks Format, err error) {
 	in := bufio.NewReaderSize(r, sniffed)
 	if head, _ := in.Peek(2); bytes.Equal(head, []byte{0x1f, 0x8b}) {
 		packed, err := gzip.NewReader(in)
 		if err != nil {
-			return nil, format, fmt.Errorf("unpack: %w", err)
+			return nil, format, format, fmt.Errorf("unpack: %w", err)
 		}
 		in = bufio.NewReaderSize(packed, sniffed)
 	}
 	head, err := in.Peek(sniffed)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, format, err
+		return nil, format, format, err
 	}
 	head, _, _ = bytes.Cut(bytes.TrimLeft(head, "\ufeff \t\r\n"), []byte("\n"))
 	object := bytes.HasPrefix(head, []byte("{"))
-	if format == "" {
-		format = formatOf(string(head), object)
+	if looks = formatOf(string(head), object); format == "" {
+		format = looks
+	} else if len(head) == 0 {
+		looks = format
 	}
-	var s source
 	err = nil // what there is has been seen, however little
 	switch {
 	case format == Azure:
 		s, err = newTable(in, columns{at: "TIMESTAMP", input: "ContextTokens", output: "GeneratedTokens"})
 	case format == CSV:
 		s, err = newTable(in, columns{at: "time", tenant: "tenant", input: "input_tokens", output: "output_tokens"})
+	case format == Mooncake && !object:
+		err = errors.New("it does not begin with an object: write JSON, an object a line")
 	case format == Mooncake:
 		s = &objects{lines: newLines(in), cols: columns{at: "timestamp", input: "input_length", output: "output_length", blocks: "hash_ids"}, read: mooncakeRow}
 	case format == Usage && object:
@@ -161,7 +167,7 @@ func open(r io.Reader, format Format) (source, Format, error) {
 	default:
 		err = fmt.Errorf("there is no format %q: it is one of %s", format, strings.Join(Formats(), ", "))
 	}
-	return s, format, err
+	return s, format, looks, err
 }
 
 // Formats are the names of all formats.
@@ -260,6 +266,7 @@ func usageColumns() columns {
 func usageRow(line []byte, r *row) error {
 	var l struct {
 		RequestID *string `json:"request_id"`
+		Requests  *int64  `json:"requests"`
 		Time      string  `json:"time"`
 		Started   string  `json:"started"`
 		Tenant    string  `json:"tenant"`
@@ -270,14 +277,20 @@ func usageRow(line []byte, r *row) error {
 	if err := unmarshal(line, &l); err != nil {
 		return err
 	}
-	if l.RequestID == nil {
+	if l.Requests != nil {
 		return errSums
+	}
+	if l.RequestID == nil {
+		return errNoUsage
 	}
 	return usage(r, l.Started, l.Time, l.Tenant, l.Outcome, l.Input, l.Output)
 }
 
-// errSums says that a line of usage is no request.
-var errSums = wrong{"request_id", errors.New("it is missing, so these are sums: export without --by, each request a line")}
+// What is not each request of the usage log.
+var (
+	errSums    = errors.New("these are sums: export without --by, each request a line")
+	errNoUsage = wrong{"request_id", errors.New("it is missing: give what `headgate usage export` prints")}
+)
 
 // usage makes a row of a line of the usage log.
 func usage(r *row, started, ended, tenant, outcome string, input, output int64) error {

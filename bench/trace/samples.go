@@ -43,3 +43,15 @@ func Sample(name string) (t *Trace, err error) {
 	t.Source = source
 	return t, nil
 }
+
+// Load is the sample of that name or, where it is none, the file, as Open reads it: ./azure is a file.
+func Load(name string, format Format, o Options) (*Trace, error) {
+	if !slices.Contains(Samples(), name) {
+		return Open(name, format, o)
+	}
+	t, err := Sample(name)
+	if err == nil && o.First > 0 {
+		t, err = t.Head(o.First)
+	}
+	return t, err
+}

@@ -45,8 +45,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// newTable reads the head line. The column of tenants need not be there.
-func newTable(r io.Reader, c columns) (*table, error) {
+// newTable reads the head line. The column of tenants need not be there, unless more says so.
+func newTable(r io.Reader, c columns, more ...string) (*table, error) {
 	t := &table{in: &bounded{r: r, left: maxRecord + readAhead}, cols: c, index: make(map[string]int)}
 	t.csv = csv.NewReader(t.in)
 	t.csv.ReuseRecord = true
@@ -65,10 +65,15 @@ func newTable(r io.Reader, c columns) (*table, error) {
 		t.index[strings.Clone(name)] = i
 	}
 	t.began = 1
-	for _, name := range []string{c.at, c.input, c.output} {
-		if _, there := t.index[name]; !there {
-			return nil, wrong{name, fmt.Errorf("it is missing: the first line names the columns, %s, %s and %s at least, not %q", c.at, c.input, c.output, hint(head))}
+	must := append([]string{c.at, c.input, c.output}, more...)
+	for _, name := range must {
+		if _, there := t.index[name]; there {
+			continue
 		}
+		if _, sums := t.index["requests"]; sums && len(more) > 0 {
+			return nil, errSums
+		}
+		return nil, wrong{name, fmt.Errorf("it is missing: the first line must name %s, and names %s", hint(must), hint(head))}
 	}
 	if _, there := t.index[c.tenant]; !there {
 		t.cols.tenant = ""
@@ -78,20 +83,11 @@ func newTable(r io.Reader, c columns) (*table, error) {
 
 // newUsageTable reads what `headgate usage export` prints.
 func newUsageTable(r io.Reader) (*table, error) {
-	t, err := newTable(r, usageColumns())
-	var missing wrong
-	if errors.As(err, &missing) && missing.column == "started" {
-		return nil, errSums
-	}
+	t, err := newTable(r, usageColumns(), "request_id", "time", "tenant", "outcome")
 	if err != nil {
 		return nil, err
 	}
 	t.usage = true
-	for _, name := range []string{"request_id", "time", "tenant", "outcome"} {
-		if _, there := t.index[name]; !there {
-			return nil, wrong{name, errors.New("it is missing: give what `headgate usage export` prints")}
-		}
-	}
 	return t, nil
 }
 

@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"headgate/proxy/journal"
 )
 
 func readText(t *testing.T, text string, format Format) *Trace {
@@ -86,6 +89,43 @@ func TestFormats(t *testing.T) {
 	}
 }
 
+// TestUsageOfOurs reads what the usage log's own encoder writes.
+func TestUsageOfOurs(t *testing.T) {
+	began := time.Date(2026, 1, 15, 8, 0, 0, 0, time.UTC)
+	for _, format := range []string{"csv", "json"} {
+		var b bytes.Buffer
+		e, err := journal.NewEncoder(&b, format, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range []journal.Usage{
+			{Time: began.Add(9 * time.Second), Started: began.Add(time.Second / 2), RequestID: "r1", Tenant: "=a,", Input: 10, Output: 1, Outcome: "ok"},
+			{Time: began.Add(9 * time.Second), Outcome: journal.Lost, Reserved: 5},
+			{Time: began.Add(10 * time.Second), Started: began, RequestID: "r2", Tenant: "b", Input: 20, CachedInput: 15, Output: 2, Outcome: "client_gone"},
+		} {
+			if err := e.Usage(&u); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := e.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := short(readText(t, b.String(), "")), "0/b/20/2 500/=a,/10/1"; got != want {
+			t.Errorf("%s: %s, not %s", format, got, want)
+		}
+		b.Reset()
+		if e, err = journal.NewEncoder(&b, format, []string{"tenant"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(e.Row(&journal.Row{Values: []string{"a"}, Requests: 3}), e.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(&b, Usage, Options{Name: "x"}); err == nil || !strings.Contains(err.Error(), "without --by") {
+			t.Errorf("%s: sums: %v", format, err)
+		}
+	}
+}
+
 // TestWrong: an error says where it is and what to write instead.
 func TestWrong(t *testing.T) {
 	const head = "time,tenant,input_tokens,output_tokens\n"
@@ -96,7 +136,7 @@ func TestWrong(t *testing.T) {
 		words  []string
 	}{
 		{CSV, "", []string{"x:1: it is empty", "the first line names the columns"}},
-		{CSV, "time,tenant,input_tokens\n", []string{"x:1: column output_tokens: it is missing", `"time, tenant, input_tokens"`}},
+		{CSV, "time,tenant,input_tokens\n", []string{"x:1: column output_tokens: it is missing", "must name time, input_tokens, output_tokens, and names time, tenant, input_tokens"}},
 		{CSV, "time,time,input_tokens,output_tokens\n", []string{"x:1: column time: two columns"}},
 		{CSV, head, []string{"x: fewer than two requests"}},
 		{CSV, head + "0,a,1,1\n1,a,many,1\n", []string{`x:3: column input_tokens: "many" is no whole number`}},
@@ -116,7 +156,7 @@ func TestWrong(t *testing.T) {
 		{CSV, head + "1,a,1,1\n1,a,1\n", []string{"x:3: there are not as many cells", "which has 4"}},
 		{CSV, head + "1,a\"b,1,1\n", []string{"x:2: column 4: bare \"", "RFC 4180"}},
 		{CSV, head + "1,\"" + strings.Repeat("endless\n", 1<<18) + "\",1,1\n", []string{"x:2: the line has more than 1048576 bytes"}},
-		{Azure, head, []string{"x:1: column TIMESTAMP: it is missing"}},
+		{Azure, head, []string{"x:1: column TIMESTAMP: it is missing", "is it of the format csv?"}},
 		{Mooncake, mooncake, []string{"x: fewer than two"}},
 		{Mooncake, mooncake + strings.Replace(mooncake, "5", "4", 1), []string{"x:2: column timestamp: it is before"}},
 		{Mooncake, strings.Replace(mooncake, "[0,1]", "[]", 1), []string{"x:1: columns input_length and hash_ids"}},
@@ -124,9 +164,12 @@ func TestWrong(t *testing.T) {
 		{Mooncake, strings.Replace(mooncake, "600", `"many"`, 1), []string{"x:1: column input_length: string can't be read"}},
 		{Mooncake, "{", []string{"x:1: ", "write an object a line"}},
 		{Mooncake, "{\"\":\"" + strings.Repeat("x", 1<<20), []string{"x:1: the line has more than"}},
-		{Usage, "tenant,requests,input_tokens,output_tokens\n", []string{"x:1: column request_id", "export without --by"}},
-		{Usage, `{"tenant":"a","requests":3,"input_tokens":20,"output_tokens":2}`, []string{"x:1: column request_id", "export without --by"}},
-		{Usage, "started,input_tokens,output_tokens\n", []string{"x:1: column request_id: it is missing: give what"}},
+		{Usage, "tenant,requests,input_tokens,output_tokens\n", []string{"x:1: these are sums: export without --by"}},
+		{Usage, `{"tenant":"a","requests":3,"input_tokens":20,"output_tokens":2}`, []string{"x:1: these are sums: export without --by"}},
+		{Usage, "started,input_tokens,output_tokens\n", []string{"x:1: column request_id: it is missing: the first line must name"}},
+		{Usage, `{"tenant":"a","input_tokens":20,"output_tokens":2}`, []string{"x:1: column request_id: it is missing: give what"}},
+		{Mooncake, head, []string{"x:1: it does not begin with an object", "is it of the format csv?"}},
+		{Azure, mooncake, []string{"x:1: ", "is it of the format mooncake?"}},
 		{"parquet", head, []string{"x:1: there is no format \"parquet\": it is one of csv, azure, mooncake, usage"}},
 	} {
 		_, err := Read(strings.NewReader(c.text), c.format, Options{Name: "x"})
@@ -238,6 +281,12 @@ func TestSamples(t *testing.T) {
 	}
 	if _, err := Sample("other"); err == nil || !strings.Contains(err.Error(), "azure and mooncake") {
 		t.Errorf("a sample that is not there: %v", err)
+	}
+	if tr, err := Load(AzureSample, "", Options{First: time.Minute}); err != nil || tr.Span() >= time.Minute || len(tr.Requests) < 100 || tr.Source == "" {
+		t.Errorf("a minute of the sample: %v, %v", tr, err)
+	}
+	if _, err := Load("./azure", "", Options{}); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("a file of that name: %v", err)
 	}
 	for _, file := range []string{"README.md", "LICENSE.azure"} {
 		if b, err := files.ReadFile("samples/" + file); err != nil || len(b) < 500 {

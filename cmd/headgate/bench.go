@@ -21,7 +21,7 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand(), leaseCommand(), overloadCommand())
+	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand(), leaseCommand(), overloadCommand(), convertCommand())
 }
 
 // upstreamCommand serves the simulated vLLM.
