@@ -563,7 +563,7 @@ func TestStrictIsNeverPassed(t *testing.T) {
 			t.Fatalf("charged %d of %d; spent %d of %d", bill.Cost, c.Granted, c.Spent, c.Budget.Amount)
 		}
 	}
-	for range 10 {
+	for range 20 {
 		rapid.Check(t, check)
 	}
 	if n := w.metric("headgate_strict_overruns_total"); n != 0 {

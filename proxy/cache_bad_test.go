@@ -246,8 +246,8 @@ func TestPagesAreNotKept(t *testing.T) {
 	w := newWorld(t, setup{around: up.around, surfaces: []*proxy.Surface{faq()}})
 	for path, body := range map[string]string{"/rerank": `{"model":"m","query":"q","documents":["a"]}`, "/v1/embeddings": `{"model":"m","input":"a"}`, "/v1/chat/completions": question} {
 		for range 2 {
-			if a := w.do(call{path: path, body: body}).want(t, 200); a.header.Get("X-Headgate-Cache") == "exact" {
-				t.Errorf("%s: %s", path, a.body)
+			if a := w.do(call{path: path, body: body}); a.status == 200 || a.header.Get("X-Headgate-Cache") == "exact" {
+				t.Errorf("%s: %d %s", path, a.status, a.body)
 			}
 		}
 	}

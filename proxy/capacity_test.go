@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -436,29 +437,161 @@ func TestKilledWhileItWaits(t *testing.T) {
 	}
 }
 
-// TestGarbageIsNoAnswer: a page instead of an answer is asked of another backend, and counts against the one that
-// sent it. Where there is no other it passes as it came, until the breaker opens.
-func TestGarbageIsNoAnswer(t *testing.T) {
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html")
-		_, _ = w.Write([]byte("<html>welcome</html>"))
-	}))
-	defer page.Close()
-	for _, body := range []string{chat, streamed} {
-		w := newWorld(t, setup{
-			failures: 5, limits: []proxy.Limit{limit(proxy.Tokens, 100_000)}, models: []*proxy.Model{model("m", "page", "vllm"), model("only", "page")},
-			backends: []upstream.Backend{{Name: "page", URL: page.URL, Slots: 4}, {Name: "vllm", Slots: 4}},
-		})
-		for range 10 {
-			if a := w.do(call{body: body}).want(t, 200); a.header.Get("X-Headgate-Backend") != "vllm" {
-				t.Errorf("%v %s", a.header, a.body)
+// raw is a server that answers every request with these bytes, and closes.
+func raw(t *testing.T, answer string) string {
+	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	var wg sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
 			}
+			wg.Go(func() {
+				defer func() { _ = c.Close() }()
+				req, err := http.ReadRequest(bufio.NewReader(c))
+				if err != nil {
+					return
+				}
+				if _, err := io.Copy(io.Discard, req.Body); err == nil {
+					_, _ = io.WriteString(c, answer)
+				}
+			})
 		}
-		for range 8 {
-			w.do(call{body: strings.Replace(body, `"m"`, `"only"`, 1)})
-		}
-		if a := w.do(call{body: strings.Replace(body, `"m"`, `"only"`, 1)}); a.status != 503 {
-			t.Errorf("no breaker opened: %d %s", a.status, a.body)
+	})
+	return "http://" + l.Addr().String()
+}
+
+// answering is an answer of that status, type and body.
+func answering(status, contentType, body string) string {
+	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\nLocation: http://10.0.0.9/\r\nConnection: close\r\n\r\n%s", status, contentType, len(body), body)
+}
+
+// TestMisfits: what is no answer of a model no client gets to see. It is asked of another backend, and counts against the one that
+// gave it; where there is no other the client is told. A backend without the model is passed by, and no fault of its clients.
+func TestMisfits(t *testing.T) {
+	const sse, js = "text/event-stream", "application/json"
+	token := `data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}` + "\n\n"
+	for name, c := range map[string]struct {
+		answer  string
+		begins  bool // a stream of it does, and is broken off
+		passes  int  // the status as it comes, where there is no other
+		blessed bool // no breaker opens
+	}{
+		"a page":             {answer: answering("200 OK", "text/html; charset=utf-8", "<html>welcome</html>")},
+		"a page of an error": {answer: answering("502 Bad Gateway", "text/html", "<html>nginx</html>")},
+		"no JSON":            {answer: answering("200 OK", js, "\xff\xfe{{{")},
+		"half of it":         {answer: answering("200 OK", js, `{"id":"c","choices":[`)},
+		"an array":           {answer: answering("200 OK", js, `[1]`)},
+		"nothing":            {answer: answering("200 OK", js, "")},
+		"no content":         {answer: answering("204 No Content", js, "")},
+		"a redirection":      {answer: answering("307 Temporary Redirect", js, `{}`)},
+		"another protocol":   {answer: "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"},
+		"no status":          {answer: answering("000 ", js, `{}`)},
+		"a high status":      {answer: answering("999 What", js, `{}`)},
+		"not let in":         {answer: answering("401 Unauthorized", js, `{"error":{"message":"bad key"}}`)},
+		"an empty stream":    {answer: answering("200 OK", sse, "")},
+		"a stream cut short": {answer: answering("200 OK", sse, token), begins: true},
+		"no such model":      {answer: answering("404 Not Found", js, `{"error":{"message":"no such model"}}`), passes: 404, blessed: true},
+	} {
+		for _, body := range []string{chat, streamed} {
+			t.Run(name, func(t *testing.T) {
+				w := newWorld(t, setup{
+					failures: 5, limits: []proxy.Limit{limit(proxy.Tokens, 100_000)}, models: []*proxy.Model{model("m", "bad", "vllm"), model("only", "bad")},
+					backends: []upstream.Backend{{Name: "bad", URL: raw(t, c.answer), Slots: 4}, {Name: "vllm", Slots: 4}},
+				})
+				for range 10 {
+					a := w.do(call{body: body})
+					if broken := c.begins && strings.Contains(a.body, "broke off"); !broken && (a.status != 200 || a.header.Get("X-Headgate-Backend") != "vllm") {
+						t.Errorf("%d %v %s", a.status, a.header, a.body)
+					}
+				}
+				only := call{body: strings.Replace(body, `"m"`, `"only"`, 1)}
+				for i := range 8 {
+					a := w.do(only)
+					want := cmp.Or(c.passes, 502)
+					if c.begins {
+						want = 200
+					}
+					if i > 5 && a.status == 503 { // the breaker
+						continue
+					}
+					if a.status != want && (a.status != 503 || c.blessed) || a.header.Get("Location") != "" && a.status != 200 && c.passes == 0 {
+						t.Errorf("alone: %d %v %s", a.status, a.header, a.body)
+					}
+				}
+				if a := w.do(only); (a.status == 503) == c.blessed {
+					t.Errorf("the breaker: %d %s", a.status, a.body)
+				}
+				if c.blessed && w.do(call{body: body}).status != 200 {
+					t.Error("its clients are blamed")
+				}
+			})
 		}
 	}
+}
+
+// TestSoberRetryAfter: no client is told to come again in years.
+func TestSoberRetryAfter(t *testing.T) {
+	for says, want := range map[string]string{"99999999999": "60", "-5": "", "Fri, 01 Jan 2999 00:00:00 GMT": "60", "soon": "", "7": "7"} {
+		answer := fmt.Sprintf("HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nContent-Length: 2\r\nRetry-After: %s\r\nRetry-After-Ms: 1e15\r\nConnection: close\r\n\r\n{}", says)
+		if want == "7" || want == "" {
+			answer = strings.Replace(answer, "Retry-After-Ms: 1e15\r\n", "", 1)
+		}
+		w := newWorld(t, setup{backends: []upstream.Backend{{Name: "vllm", URL: raw(t, answer), Slots: 4}}})
+		if a := w.do(call{body: chat}).want(t, 429); a.header.Get("Retry-After") != want || a.header.Get("Retry-After-Ms") != "" {
+			t.Errorf("%q becomes %q and %q, not %q", says, a.header.Get("Retry-After"), a.header.Get("Retry-After-Ms"), want)
+		}
+	}
+}
+
+// TestEndlessStreams are ended far beyond the request's cap.
+func TestEndlessStreams(t *testing.T) {
+	w := newWorld(t, setup{around: func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for r.Context().Err() == nil {
+				if _, err := io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}`+"\n\n"); err != nil {
+					return
+				}
+			}
+		})
+	}})
+	if a := w.do(call{body: streamed}).want(t, 200); !strings.Contains(a.body, "broke off") || strings.Count(a.body, `"a"`) > 20_000 {
+		t.Errorf("%d chunks, %s", strings.Count(a.body, `"a"`), a.body[max(0, len(a.body)-300):])
+	}
+}
+
+// TestWaitersFollowThePolicy: what waits for a backend that a new policy has no more, goes to the one that its model has now.
+func TestWaitersFollowThePolicy(t *testing.T) {
+	w := newWorld(t, setup{
+		models: []*proxy.Model{model("m", "old")}, queue: queue.Config{TargetWait: time.Hour},
+		backends: []upstream.Backend{{Name: "old", Slots: 1}},
+	})
+	w.fake.Hold()
+	first := w.start(call{body: chat}, 0)
+	w.await(func(s fakevllm.Stats) bool { return s.Held == 1 })
+	got := make(chan answer, 2) // as many as may wait at first
+	for range cap(got) {
+		go func() { got <- w.do(call{body: chat}) }()
+	}
+	w.eventually(func() bool { return w.dispatch.Waiting() == cap(got) })
+	w.places.mu.Lock()
+	w.places.slots["new"] = 4
+	w.places.mu.Unlock()
+	if err := w.pool.Update([]upstream.Backend{{Name: "new", URL: w.upstream.URL, Slots: 4, Kind: upstream.VLLM}}); err != nil {
+		t.Fatal(err)
+	}
+	s := *w.proxy.Snapshot()
+	s.Models = map[string]*proxy.Model{"m": model("m", "new")}
+	w.proxy.Apply(&s)
+	w.dispatch.Apply([]queue.Backend{{ID: "new", Slots: 4, Limit: -1}}, queue.Config{})
+	w.fake.Release()
+	for range cap(got) {
+		if a := (<-got).want(t, 200); a.header.Get("X-Headgate-Backend") != "new" {
+			t.Errorf("%v", a.header)
+		}
+	}
+	first()
 }

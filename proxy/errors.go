@@ -362,8 +362,12 @@ func asError(err error) *Error {
 		return newError(http.StatusTooManyRequests, codeOverCapacity, "the fleet is at capacity; this is not your quota").retry(time.Second)
 	case errors.Is(err, errStopping):
 		return newError(http.StatusServiceUnavailable, codeNoBackend, "the gateway is stopping and could not wait for the rest of the answer; try again").retry(time.Second)
-	case errors.Is(err, errGarbage):
-		e := newError(http.StatusBadGateway, "upstream_error", "the backend said 200 to something that is no answer of a model")
+	case errors.Is(err, errDenied):
+		e := newError(http.StatusBadGateway, "upstream_error", "the backend refuses the gateway's own credential; this is not about your key: tell who operates the gateway")
+		e.err = err
+		return e
+	case isGarbage(err):
+		e := newError(http.StatusBadGateway, "upstream_error", "what the backend said is no answer of a model")
 		e.err = err
 		return e
 	case errors.Is(err, upstream.ErrFirstByte), errors.Is(err, upstream.ErrIdle):

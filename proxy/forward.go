@@ -71,7 +71,7 @@ func (x *exchange) forward() error {
 		if last = err; !upstream.Retryable(err) {
 			sent++
 		}
-		if upstream.Replayable(err) || errors.Is(err, errGarbage) {
+		if upstream.Replayable(err) || isGarbage(err) || errors.Is(err, errDenied) {
 			lost = err
 		}
 		if err == nil || sent == maxAttempts || len(tried) == maxTried || !x.again(err) {
@@ -119,11 +119,12 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 	if pushedBack(resp.StatusCode) && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
 		return errPushedBack
 	}
-	if x.garbage(resp) {
-		slot.Fail(errGarbage) // where there is no other, it passes as it came
-		if x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
-			return errGarbage
-		}
+	if err := x.misfit(resp); err != nil {
+		slot.Fail(err)
+		return err
+	}
+	if resp.StatusCode == http.StatusNotFound && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
+		return errNotThere
 	}
 	if x.preferStale(resp.StatusCode) {
 		x.settle(outcomeMalformed)
@@ -272,6 +273,9 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 	copyHeaders(h, resp.Header)
 	h.Set("X-Request-Id", x.id)
 	h.Set("X-Headgate-Backend", x.answer.backend)
+	if pushedBack(resp.StatusCode) {
+		sobered(h)
+	}
 	x.answer.status = resp.StatusCode
 	src := &source{ctx: ctx, r: resp.Body, alive: alive}
 	if x.answer.started && (resp.StatusCode >= 300 || !isEventStream(resp.Header)) {
@@ -360,6 +364,9 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		if n > 0 {
 			x.first()
 			x.publish(buf[:n])
+			if s.Generated() > x.endless() {
+				return x.streamBroke(src, dst, s, errEndless)
+			}
 			began := time.Now()
 			gone := s.Feed(buf[:n], emit) != nil || dst.Flush() != nil
 			if time.Since(began) > backlogWait {
@@ -374,6 +381,9 @@ func (x *exchange) relayStream(src *source, dst *sink) error {
 		case errors.Is(err, io.EOF):
 			// What ends without a blank line is read only now, and settled before it goes out.
 			ended := s.End(func(f openai.Frame) error { f.Last = true; return emit(f) })
+			if ended == nil && x.converses() && s.CutShort() {
+				return x.streamBroke(src, dst, s, errCutShort)
+			}
 			x.settleStream(s)
 			x.publishStreamEnd(s)
 			if ended != nil || dst.Close() != nil {
@@ -393,7 +403,7 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 	if x.cache.tier != "" && !x.answer.begun && src.ctx.Err() == nil { // another's: it may yet be asked for anew
 		return cause
 	}
-	if src.ctx.Err() == nil && x.mayReplay(cause) {
+	if src.ctx.Err() == nil && (x.mayReplay(cause) || errors.Is(cause, errCutShort) && !x.answer.begun) {
 		return cause
 	}
 	if src.ctx.Err() != nil {
@@ -433,6 +443,18 @@ func (x *exchange) clientGone(s *openai.Stream) error {
 		return context.Cause(x.r.Context())
 	}
 	return context.Canceled
+}
+
+// errEndless: a backend goes on far beyond what was asked for.
+var errEndless = errors.New("the backend's stream does not end")
+
+// endless is how many tokens of a stream are too many for it to end yet: more than the request's cap and what a count of
+// deltas may be off, or than the model can hold.
+func (x *exchange) endless() int64 {
+	if limit := x.maxOutput(); limit > 0 && limit < x.maxTokens() {
+		return 2*limit*max(x.in.Sequences, 1) + 1024
+	}
+	return x.maxTokens()
 }
 
 // settleStream settles by the usage last seen, else by the deltas counted.
@@ -555,13 +577,19 @@ func (x *exchange) relayBody(src *source, dst *sink, status int) error {
 	for {
 		m, err := src.Read(held[n:])
 		if m > 0 {
-			x.first()
 			_, _ = scan.Write(held[n : n+m]) // never fails
+			if x.garbles(scan, status, errors.Is(err, io.EOF)) {
+				return errGarbage
+			}
+			x.first()
 			x.publishBody(held[n : n+m])
 			n += m
 		}
 		switch {
 		case errors.Is(err, io.EOF):
+			if x.garbles(scan, status, true) {
+				return errGarbage
+			}
 			x.settleBody(scan, status)
 			x.publishBodyEnd(status, x.w.Header().Get("Content-Type"))
 			if dst.Write(held[:n]) != nil || dst.Close() != nil {
@@ -590,7 +618,7 @@ func (x *exchange) settleBody(scan *openai.Scanner, status int) {
 	u := scan.Usage()
 	switch {
 	case status >= 400 || x.answer.failure != nil && !u.Known:
-		if status < 500 && status != http.StatusTooManyRequests && status != http.StatusUnauthorized && status != http.StatusForbidden {
+		if status < 500 && status != http.StatusTooManyRequests && status != http.StatusForbidden && status != http.StatusNotFound {
 			x.p.cfg.Prefilter.Fault(time.Now(), x.ip, x.credential) // a client stuck on a bad request
 		}
 		x.settle(outcomeMalformed)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -34,6 +35,8 @@ const (
 	maxHolds = 8
 	// reviveFor is how long a request waits, in all, for backends to come back that died under it.
 	reviveFor = 10 * time.Second
+	// renewFor is how long a request without a backend waits for the policy by which the pool has just changed.
+	renewFor = 100 * time.Millisecond
 	// settlePart, settleMost and settleLeast are of how long a place stays taken after its answer.
 	settlePart, settleMost, settleLeast = 32, 5 * time.Millisecond, 100 * time.Microsecond
 	// minPatience is what a request is given whose time is over before it has come to the queue.
@@ -48,7 +51,8 @@ type line struct {
 	full   bool          // a queue has refused it
 	sent   time.Time     // to the backend
 	grant  *dispatch.Grant
-	places []upstream.Candidate // where it may go
+	names  []string             // of the backends where it may go
+	places []upstream.Candidate // of them, those that are up
 	ticket dispatch.Ticket
 	buf    [4]queue.Place
 
@@ -84,16 +88,24 @@ func full(err error) bool {
 // all places are taken. What it gets is to be released.
 func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 	pool := x.p.cfg.Pool
+	changed := pool.Changed()
 	for holds := 0; ; {
-		changed := pool.Changed()
 		if err := x.candidatesFor(tried); err != nil {
+			if x.renewed(changed) {
+				changed = pool.Changed()
+				continue
+			}
 			return nil, err
 		}
-		id, held, err := x.takePlace(changed, tried)
-		if errors.Is(err, dispatch.ErrMoved) {
+		id, held, err := x.takePlace(tried)
+		var dropped *dispatch.Dropped
+		switch {
+		case errors.Is(err, dispatch.ErrMoved):
 			continue
-		}
-		if err != nil {
+		case errors.As(err, &dropped) && dropped.Reason == queue.NoBackend && holds < maxHolds: // where it stood is gone
+			holds++
+			continue
+		case err != nil:
 			return nil, err
 		}
 		if e := x.killed("", x.model); e != nil { // thrown while it waited
@@ -110,10 +122,43 @@ func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 		if held != nil {
 			held.Release()
 		}
-		if holds++; holds == maxHolds {
+		if holds++; holds >= maxHolds {
 			return nil, err
 		}
 	}
+}
+
+// backends are the model's, by the newest policy: also what waits goes where that says.
+func (x *exchange) backends() []string {
+	if x.only != "" {
+		return []string{x.only}
+	}
+	if m := x.p.snap.Load().Models[x.model.Name]; m != nil {
+		return m.Backends
+	}
+	return x.model.Backends
+}
+
+// renewed says, where no backend was left and the pool has changed meanwhile, that the policy has others for the model. The pool has
+// them a moment before.
+func (x *exchange) renewed(changed <-chan struct{}) bool {
+	select {
+	case <-changed:
+	default:
+		return false
+	}
+	was, applied := x.line.names, *x.p.applied.Load()
+	if !slices.Equal(was, x.backends()) {
+		return true
+	}
+	t := time.NewTimer(renewFor)
+	defer t.Stop()
+	select {
+	case <-applied:
+	case <-t.C:
+	case <-x.r.Context().Done():
+	}
+	return !slices.Equal(was, x.backends())
 }
 
 // placed remembers where the request goes, for those that follow it, at whichever node.
@@ -129,11 +174,8 @@ func (x *exchange) placed(id string) {
 
 // candidatesFor finds where the request may go, best first.
 func (x *exchange) candidatesFor(tried []string) (err error) {
-	names := x.model.Backends
-	if x.only != "" {
-		names = []string{x.only}
-	}
-	x.line.places, err = x.p.cfg.Pool.Candidates(x.line.places[:0], names, tried)
+	x.line.names = x.backends()
+	x.line.places, err = x.p.cfg.Pool.Candidates(x.line.places[:0], x.line.names, tried)
 	if err == nil {
 		x.prefer(x.line.places)
 	}
@@ -141,7 +183,7 @@ func (x *exchange) candidatesFor(tried []string) (err error) {
 }
 
 // takePlace says which of x.line.places it is, and what is to be released for it.
-func (x *exchange) takePlace(changed <-chan struct{}, tried []string) (id string, held upstream.Releaser, err error) {
+func (x *exchange) takePlace(tried []string) (id string, held upstream.Releaser, err error) {
 	l := &x.line
 	l.grant = nil
 	open := slices.IndexFunc(l.places, func(c upstream.Candidate) bool { return !c.Bounded })
@@ -151,7 +193,7 @@ func (x *exchange) takePlace(changed <-chan struct{}, tried []string) (id string
 	if open >= 0 {
 		return l.places[open].ID, nil, nil
 	}
-	g, err := x.queue(changed, tried)
+	g, err := x.queue(tried)
 	if err != nil {
 		return "", nil, err
 	}
@@ -183,7 +225,7 @@ func (v *vacancy) Release() {
 }
 
 // queue waits for one of x.line.places.
-func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Grant, error) {
+func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 	l := &x.line
 	left := x.patience - l.waited - x.cache.waited
 	left = max(left/2, left-x.p.est.latency(x.model, x.in.Stream)) // what can't begin in time had better not be sent
@@ -197,9 +239,8 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Tier: x.caller.Tier, Work: max(tokens, 1), Bytes: x.bodyBytes(),
 		Waited: l.age, Patience: max(left, minPatience), Refused: l.full, Places: places,
 		Watch: func() (<-chan struct{}, bool) {
-			now := changed
-			changed = x.p.cfg.Pool.Changed()
-			return now, x.moved(places, tried)
+			changed := x.p.cfg.Pool.Changed() // first: what changes from here on has it look again
+			return changed, x.moved(places, tried)
 		},
 	}
 	if every := x.snap.KeepAlive; every > 0 && x.in.Stream && !x.recording && !x.cache.early {
@@ -211,7 +252,8 @@ func (x *exchange) queue(changed <-chan struct{}, tried []string) (*dispatch.Gra
 	began := time.Now()
 	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)
-	if l.age += time.Since(began); full(err) {
+	var dropped *dispatch.Dropped
+	if l.age += time.Since(began); errors.As(err, &dropped) && dropped.Reason != queue.NoBackend {
 		l.age, l.full = 0, true
 	}
 	if err != nil && x.r.Context().Err() != nil {
@@ -321,7 +363,11 @@ func (x *exchange) again(err error) bool {
 		why = "pushed_back"
 	case x.mayReplay(err) && x.p.cfg.Pool.MayRetry():
 		why = "lost"
-	case errors.Is(err, errGarbage): // likewise
+	case errors.Is(err, errNotThere): // likewise
+		why = "not_there"
+	case errors.Is(err, errDenied) && x.repeatable() && x.p.cfg.Pool.MayRetry():
+		why = "denied"
+	case isGarbage(err) && x.repeatable() && !x.slot.Bills() && x.p.cfg.Pool.MayRetry():
 		why = "garbage"
 	default:
 		return false
@@ -333,29 +379,64 @@ func (x *exchange) again(err error) bool {
 // errPushedBack: a backend has refused the request for want of capacity, and there is another.
 var errPushedBack = errors.New("the backend has no capacity")
 
-// errGarbage: a backend says 200 to what is no answer, such as the page of something between.
-var errGarbage = errors.New("the backend's answer is no answer of a model")
+// What a backend may answer that is not for the client.
+var (
+	errGarbage  = errors.New("the backend's answer is no answer of a model") // such as the page of something between
+	errCutShort = errors.New("the backend's stream ended before its answer") // in good order, as where a proxy closes for it
+	errDenied   = errors.New("the backend does not take the gateway's credential")
+	errNotThere = errors.New("the backend has no such model or path") // others may
+)
 
-// garbage says whether an answer that should be JSON or a stream of events is a page. What says nothing of itself, or
-// says plain text as careless servers do, or can't be looked into, may be one.
-func (x *exchange) garbage(resp *http.Response) bool {
+func isGarbage(err error) bool { return errors.Is(err, errGarbage) || errors.Is(err, errCutShort) }
+
+// converses: it is known what an answer looks like.
+func (x *exchange) converses() bool {
 	switch x.route.kind {
 	case openai.Chat, openai.Completion, openai.Message, openai.Response:
-	default:
-		return false
+		return x.route.generate
 	}
+	return false
+}
+
+// misfit says what is wrong with an answer that no client is to see. That is a page of something between, where no 4xx says that it is
+// about the request; what is no status of an answer: clients follow redirections, with the prompt, to wherever a
+// backend says; and that the gateway is not let in, which its clients would take for their own keys. What says nothing of
+// itself, or says plain text as careless servers do, or can't be looked into, may be an answer.
+func (x *exchange) misfit(resp *http.Response) error {
+	status := resp.StatusCode
+	answers := status >= 200 && status < 300 || status >= 400 && status < 600
 	enc := resp.Header.Get("Content-Encoding")
-	return resp.StatusCode < 300 && x.route.generate && (enc == "" || enc == "identity" || enc == "gzip") &&
-		strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html")
+	page := (enc == "" || enc == "identity" || enc == "gzip") && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html")
+	switch {
+	case status == http.StatusUnauthorized:
+		return errDenied
+	case !answers, page && (status < 400 || status >= 500), x.converses() && (status == http.StatusNoContent || status == http.StatusResetContent):
+		return errGarbage
+	}
+	return nil
+}
+
+// sobered has a Retry-After say no more than clients can do with: some obey whatever it says.
+func sobered(h http.Header) {
+	after := upstream.RetryAfter(h, time.Now())
+	if h.Del("Retry-After-Ms"); after <= 0 {
+		h.Del("Retry-After")
+		return
+	}
+	h.Set("Retry-After", strconv.Itoa(int(math.Ceil(min(after, maxUsefulWait).Seconds()))))
+}
+
+// garbles says whether what has come of a body is no JSON object where it should be one. What has begun to go out goes on.
+func (x *exchange) garbles(scan *openai.Scanner, status int, whole bool) bool {
+	return status < 300 && x.converses() && !x.answer.begun && !scan.IsObject(whole)
 }
 
 // elsewhere says whether there is another backend than those tried and this one.
 func (x *exchange) elsewhere(tried []string, slot *upstream.Slot) bool {
-	names := x.model.Backends
 	if x.only != "" {
 		return false
 	}
-	_, err := x.p.cfg.Pool.Candidates(nil, names, append(slices.Clone(tried), slot.Endpoint()))
+	_, err := x.p.cfg.Pool.Candidates(nil, x.backends(), append(slices.Clone(tried), slot.Endpoint()))
 	return err == nil
 }
 

@@ -227,7 +227,7 @@ func TestSimilarLearns(t *testing.T) {
 		{"a call", `{"id":"c","object":"chat.completion","created":7,"model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":null,"tool_calls":[{"id":"t","type":"function","function":{"name":"f","arguments":"{\"who\":\"bob\"}"}}]},"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}`, 1, 1},
 		{"one that was cut", strings.Replace(says(1, "By"), `"stop"`, `"length"`, 1), 1, 0},
 		{"one with the time", says(1, "It is 14:05 now."), 1, 0},
-		{"one that is no JSON", "By mail.", 1, 0},
+		{"one that is no JSON", "By mail.", 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newTwins(nil)
@@ -235,7 +235,9 @@ func TestSimilarLearns(t *testing.T) {
 			w := newWorld(t, setup{around: up.around, semantic: s, surfaces: []*proxy.Surface{faqWith(func(s *proxy.Surface) {
 				s.Exact.Tools, s.Semantic = true, &proxy.SemanticCache{Mode: "learned"}
 			})}})
-			w.do(call{body: asking(resetDo)}).want(t, 200)
+			if a := w.do(call{body: asking(resetDo)}); a.status != 200 && c.taught > 0 {
+				t.Errorf("%d %s", a.status, a.body)
+			}
 			w.settled()
 			if _, taught := s.count(); taught != c.taught || taught-s.passed != c.kept {
 				t.Errorf("taught %d times, %d not to be kept, want %d and %d", taught, s.passed, c.taught, c.taught-c.kept)

@@ -108,10 +108,11 @@ const defaultMaxBody = 8 << 20
 // Proxy is the HTTP front door. It is safe for concurrent use.
 type Proxy struct {
 	cfg       Config
-	snap      atomic.Pointer[Snapshot] // nil until the first Apply
-	switches  atomic.Pointer[Switches] // never nil
-	override  atomic.Pointer[override] // nil: never set
-	degraded  atomic.Bool              // as last logged
+	snap      atomic.Pointer[Snapshot]      // nil until the first Apply
+	applied   atomic.Pointer[chan struct{}] // closed by the next one
+	switches  atomic.Pointer[Switches]      // never nil
+	override  atomic.Pointer[override]      // nil: never set
+	degraded  atomic.Bool                   // as last logged
 	routes    *routes
 	bodies    edge.Bodies
 	est       *estimator
@@ -137,6 +138,8 @@ func New(cfg Config) (*Proxy, error) {
 		cfg.Affinity = affinity.New(affinity.Config{})
 	}
 	p := &Proxy{cfg: cfg, routes: newRoutes(), est: newEstimator(), met: met}
+	applied := make(chan struct{})
+	p.applied.Store(&applied)
 	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.SetSwitches(nil)
 	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {
@@ -146,7 +149,11 @@ func New(cfg Config) (*Proxy, error) {
 }
 
 // Apply makes s what new requests work with.
-func (p *Proxy) Apply(s *Snapshot) { p.snap.Store(s) }
+func (p *Proxy) Apply(s *Snapshot) {
+	p.snap.Store(s)
+	applied := make(chan struct{})
+	close(*p.applied.Swap(&applied))
+}
 
 // Snapshot is the one that new requests work with, nil before the first Apply.
 func (p *Proxy) Snapshot() *Snapshot { return p.snap.Load() }

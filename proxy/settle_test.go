@@ -69,7 +69,7 @@ func exits(t *testing.T) []exit {
 		{name: "stream stalled at once", fault: "stall=0", body: streamedCall, setup: setup{change: brief}, status: 504, outcome: "upstream_error", in: 4, out: 60, has: "deadline_exceeded"},
 		{name: "error", strict: nothing, fault: "inband=3", body: plainCall, status: 500, outcome: "upstream_error"},
 		{name: "error in stream", fault: "inband=3", body: streamedCall, status: 200, outcome: "upstream_error", in: 4, out: 3, has: "EngineCore"},
-		{name: "garbage", fault: "garbage", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
+		{name: "garbage", fault: "garbage", body: plainCall, status: 502, outcome: "upstream_error", has: "no answer of a model"},
 		{name: "gzip", strict: asUsed, fault: "gzip", body: plainCall, status: 200, outcome: "ok", in: 4, out: 60},
 		{name: "gzip stream", strict: asUsed, fault: "gzip", body: streamedCall, status: 200, outcome: "ok", in: 4, out: 60, has: "[DONE]"},
 		{name: "gzip cut", fault: "gzip,cut=3", body: streamedCall, status: 200, outcome: "upstream_error", in: 4, out: 3, has: "upstream_error"},

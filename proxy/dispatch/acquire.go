@@ -218,9 +218,11 @@ func (d *Dispatcher) take(ctx context.Context, w *waiter, began int64) *Grant {
 		held, ok = d.cfg.Slots.Hold(until, w.backend, w.cost, true)
 		cancel()
 		now = d.cfg.Now()
-		if ok && (now >= w.deadline || ctx.Err() != nil) {
-			held.Release(!d.single.Load())
-			ok = false
+		if now >= w.deadline || ctx.Err() != nil {
+			if ok {
+				held.Release(!d.single.Load())
+			}
+			return nil // still granted, as above: that there was no slot for it says nothing
 		}
 		if !ok {
 			d.miss(w, now)

@@ -157,8 +157,13 @@ func (d *Dispatcher) follow() {
 	now, was := d.cfg.Now(), d.where
 	d.where = d.cfg.Where()
 	if d.where.Members > 0 {
+		shared := d.members != d.where.Members && d.seat != nil && !d.seat.official
 		d.members = d.where.Members
 		d.single.Store(d.members == 1 && d.where.Self)
+		if shared { // its part is another
+			d.seat.apply(now)
+			d.after(now)
+		}
 	}
 	switch {
 	case d.where.Self && was.Self && d.seat != nil && d.seat.official:

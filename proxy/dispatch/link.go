@@ -252,8 +252,11 @@ func (l *link) next(t *told) (f *pb.Up, more bool) {
 	d := l.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now := d.cfg.Now()
 	f = &pb.Up{}
+	if d.link != l || !l.up {
+		return f, false // another queue is to hear the news
+	}
+	now := d.cfg.Now()
 	more = d.news.take(now, t, frameItems)
 	f.Started, f.Uses, f.Seen, f.Dones = t.started, usesPB(t.uses), seenPB(t.uses), donesPB(t.dones)
 	f.Placed = placedPB(t.placed)

@@ -58,7 +58,7 @@ func (x service) Schedule(stream pb.Dispatch_ScheduleServer) error {
 	s := &session{wake: make(chan struct{}, 1), cut: cut}
 	failed := make(chan error, 1)
 	began := make(chan struct{})
-	go func() { failed <- x.receive(stream, s, silent, began) }() // ends with the stream, which ends with this call
+	go func() { failed <- x.receive(ctx, stream, s, silent, began) }() // ends with the stream, which ends with this call
 	select {
 	case <-ctx.Done():
 		return status.Error(codes.DeadlineExceeded, "no hello")
@@ -66,9 +66,6 @@ func (x service) Schedule(stream pb.Dispatch_ScheduleServer) error {
 		return err
 	case <-began:
 	}
-	defer x.d.dismiss(s)
-	// At once: this call may be stuck with a node that takes nothing.
-	defer context.AfterFunc(ctx, func() { x.d.dismiss(s) })()
 	for {
 		if f := x.d.says(s); f != nil {
 			if err := stream.Send(f); err != nil {
@@ -87,7 +84,7 @@ func (x service) Schedule(stream pb.Dispatch_ScheduleServer) error {
 }
 
 // receive takes what a node says. It returns nil when that has closed its side.
-func (x service) receive(stream pb.Dispatch_ScheduleServer, s *session, silent *time.Timer, began chan struct{}) error {
+func (x service) receive(ctx context.Context, stream pb.Dispatch_ScheduleServer, s *session, silent *time.Timer, began chan struct{}) error {
 	f, err := stream.Recv()
 	if err != nil {
 		return err
@@ -107,6 +104,8 @@ func (x service) receive(stream pb.Dispatch_ScheduleServer, s *session, silent *
 	if err := x.d.admit(s, h); err != nil {
 		return err
 	}
+	// At once when it is cut, also by Schedule's end: that may be stuck with a node that takes nothing.
+	context.AfterFunc(ctx, func() { x.d.dismiss(s) })
 	close(began)
 	for {
 		silent.Reset(nodeFor)

@@ -114,13 +114,17 @@ func (f *Failure) member(name, value []byte) {
 // normally; one that carries a lot at once is surely more.
 const deltaBytes = 64
 
-// carried is what a chunk carries of an answer: tokens, at least and at most, and bytes of text.
-type carried struct{ tokens, bytes, most int64 }
+// carried is what a chunk carries of an answer: tokens, at least and at most, and bytes of text; and whether a choice ends.
+type carried struct {
+	tokens, bytes, most int64
+	ends                bool
+}
 
 func (c *carried) add(d carried) {
 	c.tokens += d.tokens
 	c.bytes += d.bytes
 	c.most += d.most
+	c.ends = c.ends || d.ends
 }
 
 // ofText is what a JSON string carries.
@@ -143,6 +147,8 @@ func ofChoices(choices []byte) (n carried) {
 				if isString(c.value) {
 					n.add(ofText(c.value))
 				}
+			case "finish_reason":
+				n.ends = n.ends || isString(c.value)
 			case "message": // of servers that make no deltas
 				n.most += leaves(c.value, 0)
 			}

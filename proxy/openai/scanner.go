@@ -20,6 +20,8 @@ type Scanner struct {
 	depth   int
 	inside  bool // of the nested "response"
 	closed  bool // the value has ended
+	begun   bool // something that is no space has come,
+	object  bool // and it was an opening brace
 	quoted  bool // inside a string
 	escaped bool // behind a backslash
 	value   bool // behind a colon at a depth of interest
@@ -37,6 +39,11 @@ func NewScanner(kind Kind) *Scanner {
 // Write takes the next bytes of the body. It never fails.
 func (s *Scanner) Write(p []byte) (int, error) {
 	n := len(p)
+	if !s.begun {
+		if rest := bytes.TrimLeft(bytes.TrimPrefix(p, []byte("\xef\xbb\xbf")), " \t\r\n"); len(rest) > 0 {
+			s.begun, s.object = true, rest[0] == '{'
+		}
+	}
 	for len(p) > 0 && !s.closed {
 		if s.quoted {
 			p = s.text(p)
@@ -45,6 +52,11 @@ func (s *Scanner) Write(p []byte) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+// IsObject says, of a whole body, whether it is one JSON object, as far as its braces tell; of a part of one, whether it can be.
+func (s *Scanner) IsObject(whole bool) bool {
+	return s.object && (!whole || s.closed)
 }
 
 // Usage is what the body reports; not Known where it reports nothing, or nonsense.

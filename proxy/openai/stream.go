@@ -26,6 +26,7 @@ type Stream struct {
 	since     int64 // and the most that has passed since; as generated.most before
 	started   bool  // message_start reported, message_delta has not
 	done      bool
+	unread    bool // a frame was too long
 }
 
 // carriage is what a carriage return, the last byte seen, stands for.
@@ -120,6 +121,12 @@ func (s *Stream) Failure() *Failure { return s.out.failure }
 
 // Complete tells whether the stream came to its proper end and reported no failure.
 func (s *Stream) Complete() bool { return s.done && s.out.failure == nil }
+
+// CutShort tells whether the stream, now that it has ended, ended before its answer did: with no terminal event, no choice that
+// ended, and no failure. What was too long to be looked into may have been any of them.
+func (s *Stream) CutShort() bool {
+	return !s.done && !s.generated.ends && !s.unread && s.out.failure == nil
+}
 
 // ResponseID is the id of a Response, "" until it is known and for other kinds.
 func (s *Stream) ResponseID() string { return s.out.id }
@@ -224,6 +231,7 @@ func (s *Stream) pass(p []byte, end bool, emit func(f Frame) error) error {
 	} else {
 		_, _ = s.long.Write(p)
 	}
+	s.unread = true
 	s.passed(carried{most: int64(len(p) + len(held))})
 	if a := s.whole; a != nil && a.piece(held) && a.piece(p) && end {
 		a.Event(s.payload(a.long))

@@ -78,6 +78,9 @@ func (s *Slot) Fail(err error) {
 	s.e.probeSoon()
 }
 
+// Bills says whether the backend is a commercial one, which bills what it took, whatever it answered.
+func (s *Slot) Bills() bool { return s.cfg.Kind != VLLM }
+
 // Lost is closed when the endpoint went down, was ejected, or failed several times in a
 // row since the slot was had. It says so only; see Movable.
 func (s *Slot) Lost() <-chan struct{} { return s.lost }
