@@ -173,17 +173,18 @@ const maxSeconds = 1 << 32
 // nanosecond where they are few.
 func moment(s string) (ns int64, absolute bool, err error) {
 	s = strings.TrimSpace(s)
+	if x, err := strconv.ParseFloat(s, 64); err == nil && x >= 0 && x <= maxSeconds {
+		return int64(math.Round(x * 1e9)), false, nil
+	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05.999999999", "2006-01-02 15:04:05.999999999Z07:00"} {
-		if t, err := time.Parse(layout, s); err == nil {
-			if t.Unix() < 0 || t.Unix() > maxSeconds {
-				return 0, false, fmt.Errorf("%.40q is before 1970 or after 2106", s)
-			}
+		t, err := time.Parse(layout, s)
+		switch {
+		case err != nil:
+		case t.Unix() < 0 || t.Unix() > maxSeconds:
+			return 0, false, fmt.Errorf("%.40q is before 1970 or after 2106", s)
+		default:
 			return t.UnixNano(), true, nil
 		}
 	}
-	x, err := strconv.ParseFloat(s, 64)
-	if err != nil || !(x >= 0 && x <= maxSeconds) {
-		return 0, false, fmt.Errorf("%.40q is no time: write seconds from any start, such as 12.25, or RFC 3339, such as 2026-01-15T08:00:00Z", s)
-	}
-	return int64(math.Round(x * 1e9)), false, nil
+	return 0, false, fmt.Errorf("%.40q is no time: write seconds from any start, such as 12.25, or RFC 3339, such as 2026-01-15T08:00:00Z", s)
 }
