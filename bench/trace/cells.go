@@ -18,10 +18,11 @@ type Config struct {
 	// Split is whose requests are whose. Default: as the trace names them, and zipf:20 where it names none.
 	Split Split
 	// Headroom is the limits that are tried: what a tenant may take, in times of what tenants take on average over the
-	// whole trace. At 1 the large ones are refused much and the small ones little. Default: 1, 2 and 5.
+	// whole trace. At 1 the large ones are refused much and the small ones little. Default: 0.5, 1 and 2.
 	Headroom []float64
 	// Burst is how long the limit's rate takes to fill the burst, which is never below the largest request. Default: a
-	// minute, so that the limit is one of so many tokens a minute.
+	// minute, so that the limit is one of so many tokens a minute, but not above a twentieth of the replay, of which
+	// what buckets hold in the beginning would otherwise be a great part.
 	Burst time.Duration
 	Nodes []int // of the cluster. Default: 4
 	// Speed is how many times as fast as it was recorded the trace is replayed. Default: 1
@@ -43,6 +44,7 @@ const (
 	defaultTenants = 20
 	defaultNodes   = 4
 	defaultBurst   = time.Minute
+	leastBursts    = 20 // in a replay, by default
 	// per is the period of a limit's rate.
 	per = time.Minute
 )
@@ -94,7 +96,7 @@ func (t *Trace) Cells(cfg Config) ([]lease.Cell, error) {
 		cfg.Split = Split{Tenants: defaultTenants, Skew: 1, Seed: cfg.Seed}
 	}
 	if len(cfg.Headroom) == 0 {
-		cfg.Headroom = []float64{1, 2, 5}
+		cfg.Headroom = []float64{0.5, 1, 2}
 	}
 	if len(cfg.Nodes) == 0 {
 		cfg.Nodes = []int{defaultNodes}
@@ -102,7 +104,7 @@ func (t *Trace) Cells(cfg Config) ([]lease.Cell, error) {
 	if len(cfg.Faults) == 0 {
 		cfg.Faults = []lease.Fault{lease.NoFault}
 	}
-	cfg.Speed, cfg.Burst = cmp.Or(cfg.Speed, 1), cmp.Or(cfg.Burst, defaultBurst)
+	cfg.Speed = cmp.Or(cfg.Speed, 1)
 	split, err := t.By(cfg.Split)
 	if err != nil {
 		return nil, fmt.Errorf("replay %s: %w", t.Name, err)
@@ -114,12 +116,13 @@ func (t *Trace) Cells(cfg Config) ([]lease.Cell, error) {
 	return cells, nil
 }
 
-// cells is Cells of what is split, for a Config without zeros.
+// cells is Cells of what is split, for a Config without zeros but for the burst.
 func (t *Trace) cells(cfg *Config) (cells []lease.Cell, err error) {
 	length, err := t.length(cfg.Speed)
 	if err != nil {
 		return nil, err
 	}
+	burst := cmp.Or(cfg.Burst, min(defaultBurst, length/leastBursts))
 	var units, largest int64
 	for i := range t.Requests {
 		c := t.Requests[i].cost()
@@ -128,7 +131,7 @@ func (t *Trace) cells(cfg *Config) (cells []lease.Cell, err error) {
 	for _, nodes := range cfg.Nodes {
 		replay := t.replay(nodes, cfg.Speed, cfg.Seed)
 		for _, headroom := range cfg.Headroom {
-			limit, err := limitFor(headroom*float64(units)/float64(len(t.Tenants))/length.Seconds(), cfg.Burst, largest)
+			limit, err := limitFor(headroom*float64(units)/float64(len(t.Tenants))/length.Seconds(), burst, largest)
 			if err != nil {
 				return nil, fmt.Errorf("a limit of %v × the mean: %w", headroom, err)
 			}
