@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -594,4 +595,121 @@ func TestWaitersFollowThePolicy(t *testing.T) {
 		}
 	}
 	first()
+}
+
+const oneAnswer = `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`
+
+// TestPausesAreOutlasted: a backend that wants to be left alone for a second keeps its queue; who comes meanwhile waits, too.
+// A pause beyond all patience is refused at once.
+func TestPausesAreOutlasted(t *testing.T) {
+	var n atomic.Int64
+	var after atomic.Value
+	after.Store("1")
+	first := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		if says := after.Load().(string); says != "" && n.Add(1) == 1 {
+			<-first
+			w.Header().Set("Retry-After", says)
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		_, _ = io.WriteString(w, oneAnswer)
+	}))
+	defer server.Close()
+	w := newWorld(t, setup{
+		queue: queue.Config{TargetWait: time.Hour}, models: []*proxy.Model{model("m", "only")},
+		backends: []upstream.Backend{{Name: "only", URL: server.URL, Slots: 1}},
+	})
+	got := make(chan answer, 4)
+	ask := func() { got <- w.do(call{body: chat}) }
+	go ask()
+	w.eventually(func() bool { return n.Load() == 1 })
+	for range 2 {
+		go ask()
+	}
+	w.eventually(func() bool { return w.dispatch.Waiting() == 2 })
+	close(first)
+	if a := <-got; a.status != 429 {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	go ask()
+	for range 3 {
+		if a := <-got; a.status != 200 {
+			t.Errorf("%d %v %s", a.status, a.header, a.body)
+		}
+	}
+	n.Store(0)
+	after.Store("50")
+	w.do(call{body: chat}).want(t, 429)
+	if a := w.do(call{body: chat}).want(t, 429); a.header.Get("X-Headgate-Dropped") != "no_backend" {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+}
+
+// TestTrialsAreAwaited: while a breaker lets one request through to see, the others wait for what it finds.
+func TestTrialsAreAwaited(t *testing.T) {
+	t.Parallel()
+	var heals atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.Method == http.MethodPost && !heals.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, oneAnswer)
+	}))
+	defer server.Close()
+	w := newWorld(t, setup{
+		failures: 5, queue: queue.Config{TargetWait: time.Hour}, models: []*proxy.Model{model("m", "only")},
+		backends: []upstream.Backend{{Name: "only", URL: server.URL, Slots: 4}},
+	})
+	w.eventually(func() bool { return w.do(call{body: chat}).status == http.StatusServiceUnavailable })
+	heals.Store(true)
+	w.eventually(func() bool { return w.pool.Status()[0].Breaker == upstream.BreakerHalfOpen })
+	got := make(chan answer, 4)
+	for range cap(got) {
+		go func() { got <- w.do(call{body: chat}) }()
+	}
+	for range cap(got) {
+		if a := <-got; a.status != 200 {
+			t.Errorf("%d %v %s", a.status, a.header, a.body)
+		}
+	}
+}
+
+// TestFallbacksKeepTheirBound: the queue of a model whose backend goes away does not become that of its fallback, beyond what
+// that bears.
+func TestFallbacksKeepTheirBound(t *testing.T) {
+	hold := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hold }))
+	defer server.Close()
+	defer close(hold)
+	big, small := model("big", "a"), model("m", "vllm")
+	big.Fallback = []string{"m"}
+	w := newWorld(t, setup{
+		queue: queue.Config{TargetWait: time.Hour}, models: []*proxy.Model{big, small},
+		backends: []upstream.Backend{{Name: "a", URL: server.URL, Slots: 20}, {Name: "vllm", Slots: 1}},
+	})
+	w.fake.Hold()
+	var wg sync.WaitGroup
+	for range 60 {
+		wg.Go(func() { _ = w.do(call{body: strings.Replace(chat, `"m"`, `"big"`, 1)}) })
+	}
+	w.eventually(func() bool { return w.dispatch.Waiting() >= 39 })
+	w.pool.Drain([]string{"a"})
+	w.eventually(func() bool { return w.dispatch.Waiting() < 10 })
+	b := w.dispatch.State().Backends["vllm"]
+	if b.Waiting > b.Places {
+		t.Errorf("%d wait at the fallback's backend, whose places are %d", b.Waiting, b.Places)
+	}
+	w.fake.Release()
+	hold <- struct{}{}
+	w.pool.Drain(nil)
+	for range 19 {
+		hold <- struct{}{}
+	}
+	wg.Wait()
 }

@@ -456,7 +456,7 @@ func (e *Error) retryHeaders(h http.Header) {
 		h.Set("X-Should-Retry", "false")
 		return
 	case e.Jitter:
-		e.RetryAfter, e.Jitter = e.RetryAfter+time.Duration(rand.Int64N(int64(e.RetryAfter))), false
+		e.RetryAfter, e.Jitter = e.RetryAfter+time.Duration(rand.Int64N(int64(max(e.RetryAfter/4, halfSecond)))), false
 	}
 	h.Set("Retry-After", strconv.FormatInt(ceilDiv(int64(e.RetryAfter), int64(time.Second)), 10))
 	h.Set("Retry-After-Ms", strconv.FormatInt(ceilDiv(int64(e.RetryAfter), int64(time.Millisecond)), 10))

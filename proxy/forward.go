@@ -53,12 +53,12 @@ func (x *exchange) forward() error {
 		changed := x.p.cfg.Pool.Changed()
 		slot, err := x.place(tried)
 		if err != nil {
-			again := upstream.Replayable(lost) && sent < maxAttempts && errors.Is(err, upstream.ErrNoBackend)
+			again := upstream.Replayable(lost) && sent < maxAttempts && (errors.Is(err, upstream.ErrNoBackend) || errors.Is(err, upstream.ErrSaturated))
 			switch {
 			case again && tried != nil: // better the same once more than none
 				tried = nil
 				continue
-			case again && x.holdOn(changed):
+			case again && x.holdOn(changed, x.mayHold()):
 				continue
 			case lost != nil && x.r.Context().Err() == nil:
 				x.settle(outcomeLost)
@@ -91,7 +91,7 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 	defer done()
 	ctx, cancel := context.WithCancelCause(base)
 	defer cancel(nil)
-	silence := time.AfterFunc(x.timeout-min(x.cache.waited+x.line.waited, x.timeout), func() { cancel(context.DeadlineExceeded) })
+	silence := time.AfterFunc(x.silence(), func() { cancel(context.DeadlineExceeded) })
 	defer silence.Stop()
 	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
 	sentOff := false
@@ -142,6 +142,15 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 		slot.Fail(err)
 	}
 	return err
+}
+
+// silence is for how long the first byte may be waited for.
+func (x *exchange) silence() time.Duration {
+	left := max(x.timeout-x.cache.waited-x.line.waited, 0)
+	if x.limited {
+		left = max(min(left, x.patience-time.Since(x.start)), 0)
+	}
+	return left
 }
 
 // vacate gives the place at a backend back. One that was left in the middle of its work goes on for a moment,

@@ -37,6 +37,8 @@ const (
 	reviveFor = 10 * time.Second
 	// renewFor is how long a request without a backend waits for the policy by which the pool has just changed.
 	renewFor = 100 * time.Millisecond
+	// maxHeld bounds those of a node that wait for backends outside of the queue.
+	maxHeld = 1 << 14
 	// settlePart, settleMost and settleLeast are of how long a place stays taken after its answer.
 	settlePart, settleMost, settleLeast = 32, 5 * time.Millisecond, 100 * time.Microsecond
 	// minPatience is what a request is given whose time is over before it has come to the queue.
@@ -46,7 +48,7 @@ const (
 // line is where a request stands, or stood, in the queue.
 type line struct {
 	waited time.Duration // in all
-	age    time.Duration // of that, for this place: who was refused one begins anew with another model
+	age    time.Duration // of that, for this model
 	held   time.Duration // of that, for backends to come back
 	full   bool          // a queue has refused it
 	sent   time.Time     // to the backend
@@ -91,7 +93,7 @@ func (x *exchange) place(tried []string) (*upstream.Slot, error) {
 	changed := pool.Changed()
 	for holds := 0; ; {
 		if err := x.candidatesFor(tried); err != nil {
-			if x.renewed(changed) {
+			if x.renewed(changed) || x.outlasts(err, changed, tried) {
 				changed = pool.Changed()
 				continue
 			}
@@ -161,6 +163,23 @@ func (x *exchange) renewed(changed <-chan struct{}) bool {
 	return !slices.Equal(was, x.backends())
 }
 
+// outlasts waits where there is no backend just now: for one that says itself, or whose breaker says, that it will be there
+// within the time that is left; and, where the request has waited in its queue already, for one that went down. Others are told at
+// once, and so are those who have another model to fall back to.
+func (x *exchange) outlasts(err error, changed <-chan struct{}, tried []string) bool {
+	var paused *upstream.PausedError
+	switch {
+	case x.fallsBack:
+	case errors.As(err, &paused):
+		wait := max(time.Until(paused.Until), time.Millisecond)
+		return wait <= x.mayHold() && x.holdOn(changed, wait)
+	case errors.Is(err, upstream.ErrNoBackend) && x.line.age > x.line.held && len(tried) == 0:
+		wait := x.mayHold()
+		return x.holdOn(changed, wait) && x.mayHold() > 0
+	}
+	return false
+}
+
 // placed remembers where the request goes, for those that follow it, at whichever node.
 func (x *exchange) placed(id string) {
 	if !x.line.hashed {
@@ -227,7 +246,7 @@ func (v *vacancy) Release() {
 // queue waits for one of x.line.places.
 func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 	l := &x.line
-	left := x.patience - l.waited - x.cache.waited
+	left := x.left()
 	left = max(left/2, left-x.p.est.latency(x.model, x.in.Stream)) // what can't begin in time had better not be sent
 	tokens := x.res.inTokens + x.res.outTokens
 	places := l.buf[:0]
@@ -252,9 +271,10 @@ func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 	began := time.Now()
 	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)
+	l.age += time.Since(began)
 	var dropped *dispatch.Dropped
-	if l.age += time.Since(began); errors.As(err, &dropped) && dropped.Reason != queue.NoBackend {
-		l.age, l.full = 0, true
+	if errors.As(err, &dropped) && dropped.Reason != queue.NoBackend {
+		l.full = true
 	}
 	if err != nil && x.r.Context().Err() != nil {
 		x.answer.clientGo = true
@@ -326,29 +346,47 @@ func (x *exchange) repeatable() bool {
 		!in.Background && in.Bounds.Rounds == "" && !(in.Store && x.route.kind == openai.Response)
 }
 
-// holdOn waits until backends come or go, as long as the request has patience: it was with one of them when
-// that died, and there is no other.
-func (x *exchange) holdOn(changed <-chan struct{}) bool {
-	l := &x.line
-	left := min(x.patience-l.waited-x.cache.waited, reviveFor-l.held)
-	if left <= 0 {
+// left is for how long the request may still wait. Who says for how long counts from when it came; a plan's patience is for
+// waiting alone.
+func (x *exchange) left() time.Duration {
+	if x.limited {
+		return x.patience - time.Since(x.start)
+	}
+	return x.patience - x.line.waited - x.cache.waited
+}
+
+// mayHold is for how long it may wait outside of the queue for backends to come back.
+func (x *exchange) mayHold() time.Duration {
+	if x.p.held.Load() >= maxHeld {
+		return 0
+	}
+	return min(x.left(), reviveFor-x.line.held)
+}
+
+// holdOn waits until backends come or go, or so long. False: its client, or the gateway, has gone.
+func (x *exchange) holdOn(changed <-chan struct{}, most time.Duration) bool {
+	if most <= 0 {
 		return false
 	}
+	l := &x.line
 	began := time.Now()
+	x.p.held.Add(1)
 	defer func() {
-		l.held += time.Since(began)
-		l.waited += time.Since(began)
+		x.p.held.Add(-1)
+		took := time.Since(began)
+		l.held, l.waited, l.age = l.held+took, l.waited+took, l.age+took
 	}()
-	t := time.NewTimer(left)
+	t := time.NewTimer(most)
 	defer t.Stop()
 	select {
 	case <-changed:
-		return true
 	case <-t.C:
 	case <-x.r.Context().Done():
+		return false
 	case <-x.p.uncut.Done():
+		return false
 	}
-	return false
+	return true
 }
 
 // again says whether the request may be sent to another backend after err.
@@ -440,10 +478,13 @@ func (x *exchange) elsewhere(tried []string, slot *upstream.Slot) bool {
 	return err == nil
 }
 
+// statusOverloaded is Anthropic's.
+const statusOverloaded = 529
+
 // pushedBack: the answer says that the backend can't take the request now, and has not.
 func pushedBack(status int) bool {
 	switch status {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable:
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, statusOverloaded:
 		return true
 	}
 	return false

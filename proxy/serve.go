@@ -109,6 +109,7 @@ const defaultMaxBody = 8 << 20
 type Proxy struct {
 	cfg       Config
 	snap      atomic.Pointer[Snapshot]      // nil until the first Apply
+	held      atomic.Int64                  // requests that wait for backends to come back
 	applied   atomic.Pointer[chan struct{}] // closed by the next one
 	switches  atomic.Pointer[Switches]      // never nil
 	override  atomic.Pointer[override]      // nil: never set
@@ -195,6 +196,7 @@ type exchange struct {
 	surface    string
 	class      Class
 	timeout    time.Duration
+	limited    bool          // that says how long it waits
 	hurried    bool          // its client has less patience than its plan
 	patience   time.Duration // how long it may wait for a place at a backend
 	noDegrade  bool          // only the model asked for may answer
@@ -328,7 +330,7 @@ func (x *exchange) serve() error {
 	// A fallback is admitted and charged like the model asked for; what was reserved
 	// for the one before has been given back.
 	for i, m := range candidates {
-		x.model, x.fallsBack = m, i < len(candidates)-1
+		x.model, x.fallsBack, x.line.age = m, i < len(candidates)-1, 0
 		err = x.try()
 		if err == nil || i == len(candidates)-1 || !x.mayFallBack(err) {
 			break
@@ -421,7 +423,7 @@ func (x *exchange) identify() error {
 		}
 		x.hurried = d < x.timeout
 		x.timeout = min(d, x.timeout)
-		x.patience = x.timeout
+		x.patience, x.limited = x.timeout, true
 	}
 	return nil
 }

@@ -610,7 +610,9 @@ func (x *exchange) write(status int, contentType string, body []byte) {
 	h.Set("Content-Type", contentType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.answer.status = status
-	x.first()
+	if x.answer.firstAt == 0 {
+		x.answer.firstAt = time.Since(x.start)
+	}
 	dst := sink{x: x, out: attached{Writer: x.w}}
 	if dst.Write(body) != nil {
 		x.answer.clientGo = true

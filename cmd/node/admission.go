@@ -166,8 +166,12 @@ type learner struct{ n *Node }
 // Observe see dispatch.Learner.
 func (l learner) Observe(now int64, o capacity.Observation) { l.n.admission.fleet.Observe(now, o) }
 
-// Seed see dispatch.Learner.
-func (l learner) Seed(backend string, limit int64) { l.n.admission.fleet.Seed(backend, limit) }
+// Seed see dispatch.Learner. What is told during a slow start is that start's bound, and was not learnt.
+func (l learner) Seed(backend string, limit int64) {
+	if l.n.pool.Share(backend) >= 1 {
+		l.n.admission.fleet.Seed(backend, limit)
+	}
+}
 
 // Limit see dispatch.Learner.
 func (l learner) Limit(now int64, backend string) (limit int64, stale bool) {
@@ -254,21 +258,17 @@ func (n *Node) runAdmission(ctx context.Context) {
 // backend that has no bound has none.
 func (n *Node) pressure() func(model string) float64 {
 	state := n.admission.dispatch.State()
-	limits, models := *n.admission.slots.Load(), *n.admission.models.Load()
-	endpoints := map[string][]string{}
-	for _, e := range n.pool.Endpoints() {
-		endpoints[e.Backend] = append(endpoints[e.Backend], e.ID)
-	}
+	models := *n.admission.models.Load()
+	var cs []upstream.Candidate
 	return func(model string) float64 {
 		least := math.NaN()
-		for _, b := range models[model] {
-			for _, id := range endpoints[b] {
-				if limits[id] == nil {
-					return 0
-				}
-				if s, ok := state.Backends[id]; ok && !(s.Pressure >= least) {
-					least = s.Pressure
-				}
+		cs, _ = n.pool.Candidates(cs[:0], models[model], nil) // none: nobody knows
+		for _, c := range cs {
+			if !c.Bounded {
+				return 0
+			}
+			if s, ok := state.Backends[c.ID]; ok && !(s.Pressure >= least) {
+				least = s.Pressure
 			}
 		}
 		return least
@@ -277,29 +277,43 @@ func (n *Node) pressure() func(model string) float64 {
 
 // ownPlace is a place for a request of the gateway's own, in the queue with all others.
 func (n *Node) ownPlace(ctx context.Context, m *proxy.Model, tried []string, bytes int64) (*upstream.Slot, error) {
-	cs, err := n.pool.Candidates(nil, m.Backends, tried)
-	if err != nil {
-		return nil, err
-	}
 	t := dispatch.Ticket{Tenant: slotsTenant, Work: max(bytes/4, 1), Bytes: bytes, Patience: ownPatience}
 	if end, ok := ctx.Deadline(); ok {
 		t.Patience = max(min(time.Until(end), ownPatience), time.Millisecond)
 	}
-	for _, c := range cs[:min(len(cs), queue.MaxPlaces)] {
-		if !c.Bounded {
-			return n.pool.Hold(c.ID, nil)
+	began, patience := time.Now(), t.Patience
+	for {
+		cs, err := n.pool.Candidates(nil, m.Backends, tried)
+		if err != nil {
+			return nil, err
 		}
-		t.Places = append(t.Places, queue.Place{Backend: c.ID, Cost: 1})
+		t.Places = t.Places[:0]
+		for _, c := range cs[:min(len(cs), queue.MaxPlaces)] {
+			if !c.Bounded {
+				return n.pool.Hold(c.ID, nil)
+			}
+			t.Places = append(t.Places, queue.Place{Backend: c.ID, Cost: 1})
+		}
+		t.Watch = func() (<-chan struct{}, bool) {
+			changed := n.pool.Changed()
+			now, err := n.pool.Candidates(nil, m.Backends, tried)
+			return changed, err != nil || len(now) != len(cs)
+		}
+		g, err := n.admission.dispatch.Acquire(ctx, &t)
+		if errors.Is(err, dispatch.ErrMoved) {
+			t.Waited = time.Since(began)
+			t.Patience = max(patience-t.Waited, time.Millisecond)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		slot, err := n.pool.Hold(g.Backend, g)
+		if err != nil {
+			g.Release()
+		}
+		return slot, err
 	}
-	g, err := n.admission.dispatch.Acquire(ctx, &t)
-	if err != nil {
-		return nil, err
-	}
-	slot, err := n.pool.Hold(g.Backend, g)
-	if err != nil {
-		g.Release()
-	}
-	return slot, err
 }
 
 // size is how many nodes share the backends.

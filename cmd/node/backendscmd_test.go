@@ -2,9 +2,13 @@ package node
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"headgate/cluster/ledger"
 	"headgate/proxy/admin"
@@ -99,4 +103,30 @@ func TestABackendThatMoved(t *testing.T) {
 	if status != http.StatusOK || strings.Count(text, line) != 1 || !strings.Contains(text, line+"1\n") {
 		t.Errorf("status %d: %s", status, text[:min(len(text), 500)])
 	}
+}
+
+// TestPressureIsOfWhatServes: a backend that is drained takes no requests, and does not make a model's queue look empty.
+func TestPressureIsOfWhatServes(t *testing.T) {
+	open := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.Method == http.MethodPost {
+			<-open
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"id":"x","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`)
+	}))
+	t.Cleanup(server.Close)
+	n := start(t, func(c *Config) {
+		c.Policy = policyFile(t, fmt.Sprintf(strings.NewReplacer("slots: 4", "slots: 1", "{name: vllm-b, url: %[1]q}", "{name: vllm-b, url: %[1]q, slots: 1}", "{name: m, backends: [vllm-a]}", "{name: m, backends: [vllm-a, vllm-b]}").Replace(drainPolicy), server.URL))
+	})
+	var wg sync.WaitGroup
+	defer func() { close(open); wg.Wait() }()
+	waitFor(t, "both backends are up", func() bool { return n.pool.Up() == 2 })
+	must[admin.Done](t, n, 200, "PUT", "backends/vllm-b/drain", rootBearer, `{"on": true}`)
+	waitFor(t, "it is drained", func() bool { return n.pool.Up() == 2 && len(drains(n.truth.Facts(), time.Now())) == 1 })
+	for range 30 {
+		wg.Go(func() { chat(t, n, "node-test-key-0123") })
+	}
+	waitFor(t, "the model is pressed", func() bool { return n.pressure()("m") > .5 })
 }

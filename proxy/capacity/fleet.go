@@ -1,8 +1,10 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -165,12 +167,11 @@ func (f *Fleet) Run(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		if f.rouse(f.cfg.Now()) {
-			for _, id := range f.due() {
-				select {
-				case f.busy <- struct{}{}:
-				case <-ctx.Done():
-					return
+			for _, d := range f.due() {
+				if !f.begin(ctx, d) {
+					continue
 				}
+				id := d.id
 				scrapes.Go(func() {
 					f.scrape(ctx, id)
 					<-f.busy
@@ -185,17 +186,55 @@ func (f *Fleet) Run(ctx context.Context) {
 	}
 }
 
-// due are the backends to be scraped now, and marks them: one whose last scrape still runs is left out.
-func (f *Fleet) due() (ids []string) {
+// dueScrape is one that is to begin; late: the last one failed.
+type dueScrape struct {
+	id   string
+	late bool
+}
+
+// due are the backends to be scraped now, those first that answered the last time, and marks them: one whose last scrape still
+// runs is left out.
+func (f *Fleet) due() (ds []dueScrape) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, m := range f.of {
 		if m.Metrics && !m.scraping {
 			m.scraping = true
-			ids = append(ids, id)
+			ds = append(ds, dueScrape{id, m.tried && m.missing})
 		}
 	}
-	return ids
+	slices.SortFunc(ds, func(a, b dueScrape) int {
+		switch {
+		case a.late == b.late:
+			return cmp.Compare(a.id, b.id)
+		case b.late:
+			return -1
+		}
+		return 1
+	})
+	return ds
+}
+
+// begin waits for a place for a scrape. One that failed the last time does not wait: a rack that hangs must not make all others late.
+func (f *Fleet) begin(ctx context.Context, d dueScrape) bool {
+	select {
+	case f.busy <- struct{}{}:
+		return true
+	default:
+	}
+	if !d.late {
+		select {
+		case f.busy <- struct{}{}:
+			return true
+		case <-ctx.Done():
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.of[d.id]; m != nil {
+		m.scraping = false
+	}
+	return false
 }
 
 func (f *Fleet) scrape(ctx context.Context, id string) {

@@ -24,6 +24,7 @@ type backend struct {
 	epoch       uint64
 	virtual     float64 // start tag of the class that was served last
 	parked      []*place
+	parkedTill  int64 // no sooner is one of them to be looked at again
 	idle        claimList
 	saver       *ticket // room is saved up for it
 	saveUntil   int64

@@ -256,3 +256,24 @@ func TestNobodysUse(t *testing.T) {
 	d.s.Used(d.now, 0, "a", 0, &d.out)
 	d.want("granted", len(d.start()), 1)
 }
+
+// Who stands before others, does not fit and is not the one that room is saved for makes way when it leaves.
+func TestWhoLeavesMakesWay(t *testing.T) {
+	d := newDesk(t, Config{TargetWait: 10 * time.Second}, Backend{ID: "a", Slots: 16, Limit: -1})
+	d.s.Used(d.now, 9, "a", 12, &d.out)
+	join := func(tenant string, class Class, cost int64) uint64 {
+		d.pass(time.Millisecond)
+		return d.join(tenant, class, cost, time.Hour, "a")
+	}
+	join("t", BestEffort, 8) // room is saved for it
+	next := join("t", Interactive, 8)
+	fits := join("t", Interactive, 1)
+	d.want("granted", len(d.out.Grants), 0)
+	d.s.Leave(d.now, 1, next, &d.out)
+	if len(d.out.Grants) == 0 {
+		d.s.Expire(d.now+int64(time.Second), &d.out)
+	}
+	if b := d.s.backends["a"]; len(d.out.Grants) == 0 && b.saver == nil {
+		t.Errorf("%d fits and waits with %d slots free", fits, b.room(d.now))
+	}
+}

@@ -264,12 +264,11 @@ func (s *Scheduler) exit(p *place) {
 	l.load -= t.part
 	if b.saver == t {
 		b.saver, t.saving = nil, nil
-		s.touch(b)
 	}
 	if b.n == 0 {
 		b.quietAt = s.now + contendedFor
-		s.touch(b)
 	}
+	s.touch(b) // it may have stood before others that fit
 	s.sweep(b)
 }
 

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -93,6 +94,9 @@ func (s *Scheduler) park(p *place, until int64) {
 	b := p.backend
 	b.parked = append(b.parked, p)
 	p.parked, p.until = len(b.parked), max(until, s.now+int64(time.Millisecond))
+	if len(b.parked) == 1 || p.until < b.parkedTill {
+		b.parkedTill = p.until
+	}
 	s.touch(b)
 }
 
@@ -117,11 +121,17 @@ func (s *Scheduler) unparkAll(b *backend) {
 
 // rouse does what is due at a backend.
 func (s *Scheduler) rouse(b *backend) {
-	for _, p := range slices.Backward(b.parked) { // unpark moves the last into its place, which was seen
-		if p.until <= s.now {
-			b.unpark(p)
-			s.link(p)
+	if b.parkedTill <= s.now {
+		least := int64(math.MaxInt64)
+		for _, p := range slices.Backward(b.parked) { // unpark moves the last into its place, which was seen
+			if p.until <= s.now {
+				b.unpark(p)
+				s.link(p)
+			} else {
+				least = min(least, p.until)
+			}
 		}
+		b.parkedTill = least
 	}
 	if b.contended && b.n == 0 && b.quietAt <= s.now {
 		b.contended = false
@@ -140,8 +150,8 @@ func (s *Scheduler) arm(b *backend) {
 			at = t
 		}
 	}
-	for _, p := range b.parked {
-		sooner(p.until)
+	if len(b.parked) > 0 {
+		sooner(b.parkedTill)
 	}
 	if b.n > 0 && b.pauseUntil > s.now {
 		sooner(b.pauseUntil)

@@ -96,6 +96,8 @@ func (p *Pool) eachLocked(now int64, names, tried []string, f func(*endpoint)) e
 // time alone will change it.
 func (e *endpoint) takes(now int64, peers int) (until int64, ok bool) {
 	switch {
+	case e.v.onTrial(now): // its first byte says more, soon
+		return e.v.breaker.trial + int64(probePatience), false
 	case !e.v.eligible(now):
 		return 0, false
 	case e.v.paused(now):

@@ -66,7 +66,7 @@ func TestFiveFailuresOpenTheBreaker(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := p.Hold("a", nil); !errors.Is(err, ErrNoBackend) {
+				if _, err := p.Hold("a", nil); !errors.Is(err, ErrSaturated) { // it is worth waiting for
 					t.Errorf("two on trial: %v", err)
 				}
 				if err := stream(t.Context(), s); err != nil {

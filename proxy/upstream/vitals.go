@@ -88,6 +88,11 @@ func (v *vitals) eligible(now int64) bool {
 	return v.state != Down && !v.drained && v.ejectedUntil == 0 && v.breaker.allows(now)
 }
 
+// onTrial: but for the breaker, which waits for the one request that it let through, the endpoint were eligible.
+func (v *vitals) onTrial(now int64) bool {
+	return v.state != Down && !v.drained && v.ejectedUntil == 0 && v.breaker.state == BreakerHalfOpen && !v.breaker.allows(now)
+}
+
 // paused by the endpoint's own word.
 func (v *vitals) paused(now int64) bool { return now < v.pausedUntil }
 
