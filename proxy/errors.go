@@ -360,6 +360,10 @@ func asError(err error) *Error {
 		return e
 	case errors.Is(err, upstream.ErrSaturated), errors.Is(err, errPushedBack):
 		return newError(http.StatusTooManyRequests, codeOverCapacity, "the fleet is at capacity; this is not your quota").retry(time.Second)
+	case errors.Is(err, errNotBegun):
+		e := newError(http.StatusServiceUnavailable, codeNoBackend, "the gateway is stopping, and the request had not been sent yet; try again").retry(time.Second)
+		e.dropped, e.err = codeNoBackend, err
+		return e
 	case errors.Is(err, errStopping):
 		return newError(http.StatusServiceUnavailable, codeNoBackend, "the gateway is stopping and could not wait for the rest of the answer; try again").retry(time.Second)
 	case errors.Is(err, errDenied):

@@ -332,10 +332,13 @@ func (x *exchange) relayInBand(src *source, status int) error {
 	scan := openai.NewScanner(x.route.kind)
 	_, _ = scan.Write(raw) // never fails
 	x.settleBody(scan, status)
-	e := newError(status, "upstream_error", "the backend answered with status %d", status)
+	e := newError(max(status, http.StatusBadRequest), "upstream_error", "the backend answered with status %d", status)
+	if status < http.StatusBadRequest {
+		e = newError(http.StatusBadGateway, "upstream_error", "what the backend said is no stream")
+	}
 	frame := e.inBand(x.route.kind)
 	var line bytes.Buffer
-	if len(raw) <= holdBody && json.Compact(&line, raw) == nil {
+	if len(raw) <= holdBody && json.Compact(&line, raw) == nil && (x.typed(line.Bytes()) || status < http.StatusBadRequest && scan.IsObject(true)) {
 		frame = eventFrame(x.route.kind, line.Bytes())
 	}
 	dst := sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
@@ -344,6 +347,15 @@ func (x *exchange) relayInBand(src *source, status int) error {
 	}
 	x.answer.status = status // for the log: the client was told another before
 	return nil
+}
+
+// typed says whether an error is one that clients of this dialect's streams can tell: some go by its type.
+func (x *exchange) typed(body []byte) bool {
+	if x.route.kind != openai.Response && x.route.kind != openai.Message {
+		return true
+	}
+	var e struct{ Type string }
+	return json.Unmarshal(body, &e) == nil && e.Type == "error"
 }
 
 // relayStream passes server-sent events on. It settles before the last of them, so that

@@ -267,7 +267,7 @@ func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 	}
 	ctx, cancel := context.WithCancelCause(x.r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(x.p.uncut, func() { cancel(errStopping) })()
+	defer context.AfterFunc(x.p.uncut, func() { cancel(errNotBegun) })()
 	began := time.Now()
 	g, err := x.p.cfg.Dispatch.Acquire(ctx, &l.ticket)
 	l.waited += time.Since(began)

@@ -166,6 +166,9 @@ func (p *Proxy) Cut() { p.cut() }
 // errStopping is why an answer was cut.
 var errStopping = errors.New("the gateway is stopping")
 
+// errNotBegun is why a request was not sent.
+var errNotBegun = fmt.Errorf("%w, and the request had no place yet", errStopping)
+
 // Wait returns once every request has settled, or with ctx's error.
 func (p *Proxy) Wait(ctx context.Context) error {
 	done := make(chan struct{})

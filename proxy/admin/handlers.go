@@ -173,11 +173,14 @@ func (c Config) getLimits(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, append([]Level{}, levels...)) // none is [], not null
 }
 
+// maxAskedTokens bounds what is asked about: no model holds as much.
+const maxAskedTokens = 1_000_000_000_000
+
 func (c Config) postExplain(w http.ResponseWriter, r *http.Request) {
 	var q ExplainRequest
 	err := decode(w, r, &q, maxAsk)
-	if err == nil && (q.Input < 0 || q.Output < 0) {
-		err = errors.New("input_tokens and output_tokens must not be negative")
+	if err == nil && (q.Input < 0 || q.Output < 0 || q.Input > maxAskedTokens || q.Output > maxAskedTokens) {
+		err = fmt.Errorf("input_tokens and output_tokens must not be negative, nor above %d", int64(maxAskedTokens))
 	}
 	if err != nil {
 		fail(w, coded(Invalid, err))

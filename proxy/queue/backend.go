@@ -153,16 +153,20 @@ func (b *backend) places(target time.Duration) float64 {
 	return max(1, b.rate()*target.Seconds())
 }
 
-// charge is what serving a ticket is expected to take, in slot-nanoseconds.
-func (b *backend) charge(work, cost int64) float64 {
-	mean := b.slotTime
-	if mean <= 0 {
-		mean = float64(time.Second)
-	}
+// weight is how much serving a ticket takes beside the mean.
+func (b *backend) weight(work, cost int64) float64 {
 	if b.work <= 0 {
-		return mean
+		return 1
 	}
-	return mean * min(8, max(1.0/8, float64(work)*float64(cost)/b.work))
+	return min(8, max(1.0/8, float64(work)*float64(cost)/b.work))
+}
+
+// charge is what serving what weighs so much is expected to take, in slot-nanoseconds.
+func (b *backend) charge(weight float64) float64 {
+	if b.slotTime <= 0 {
+		return weight * float64(time.Second)
+	}
+	return weight * b.slotTime
 }
 
 // hold is how long room is saved up for a ticket, or spent on others instead: by then most requests

@@ -93,7 +93,9 @@ func (s *Scheduler) admit(t *ticket, out *Output) bool {
 		return false
 	}
 	if s.isBehind(t) {
-		s.refuse(t)
+		if w.total >= w.places/2 { // else it is its tenant's affair
+			s.refuse(t)
+		}
 		return false
 	}
 	for range maxEvictions {
@@ -144,8 +146,7 @@ func (s *Scheduler) isBehind(t *ticket) bool {
 			return false
 		}
 		pace, _, known := l.pace(s.now, s.cfg.TargetWait)
-		each := b.charge(t.work, min(t.places[i].cost, b.slots)) * c.ratio
-		ahead := c.tag - l.virtual + float64(c.load)/whole*each
+		ahead := c.tag - l.virtual + b.charge(c.weight)*c.ratio
 		reach := float64(s.cfg.TargetWait)
 		if b.contested() { // the pace of a class varies with what the others have: a quarter is for that
 			reach = reach / 4 * 3

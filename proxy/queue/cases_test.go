@@ -353,6 +353,37 @@ func TestRefusedTwiceIsOfferedOnce(t *testing.T) {
 	}
 }
 
+// A big request of a tenant that keeps the fleet busy with small ones waits like those, and says nothing of the fleet's pressure.
+func TestBigOfABusyTenant(t *testing.T) {
+	w := newWorld(t, 5, 2, Config{TargetWait: 4 * time.Second}, Backend{ID: "a", Slots: 8, Limit: -1})
+	until := 40 * time.Second
+	const mean = 100 * time.Millisecond // 80/s
+	var again func()
+	again = func() {
+		if w.now < int64(until) {
+			w.ask(Interactive, "t", 1, 100, mean, time.Minute, "a").done = func(bool) { again() }
+		}
+	}
+	for range 40 {
+		again()
+	}
+	w.run(5 * time.Second)
+	served, most := 0, 0.0
+	for range 20 {
+		w.ask(Interactive, "t", 4, 300, 3*mean, time.Minute, "a").done = func(ok bool) {
+			if ok {
+				served++
+			}
+		}
+		w.run(time.Duration(w.now) + time.Second)
+		most = max(most, w.s.Look(w.now).Backends[0].Pressure)
+	}
+	w.run(until)
+	if served < 18 || most > .6 {
+		t.Errorf("%d of 20 were served, at a pressure of %.2f at most", served, most)
+	}
+}
+
 // A request that needs half of the slots gets them beside a stream of small ones, and costs them little.
 func TestBigAmongSmall(t *testing.T) {
 	w := newWorld(t, 3, 3, Config{}, Backend{ID: "a", Slots: 16, Limit: -1})

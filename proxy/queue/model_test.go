@@ -490,7 +490,8 @@ func (m *model) turn(id string) *modelTicket {
 		}
 	}
 	part := float64(len(list)) / float64(len(tenants))
-	if t := slices.MinFunc(list, byAge); m.now-t.arrived > int64(m.cfg.TargetWait)/8*ageEighths && float64(own) > part/2 {
+	t := slices.MinFunc(list, byAge)
+	if age := m.now - t.arrived; age > int64(m.cfg.TargetWait)/8*ageEighths && float64(own) > part/2 || age > 2*int64(m.cfg.TargetWait) {
 		return t
 	}
 	return least

@@ -52,6 +52,7 @@ type claim struct {
 	ages            ageList // of its places
 	n               int
 	load            int64
+	weight          float64 // of what stands in it
 	seq             uint64
 	epoch           uint64  // of the backend: what was served before is forgiven
 	tag             float64 // slot-nanoseconds served
@@ -190,6 +191,8 @@ func (s *Scheduler) link(p *place) {
 	l.ages.insert(p)
 	c.n++
 	c.load += t.part
+	p.weight = b.weight(t.work, min(p.cost, b.slots)) * float64(t.part) / whole
+	c.weight += p.weight
 	p.claim = c
 	if c.n == 1 {
 		b.idle.remove(c)
@@ -211,11 +214,13 @@ func (s *Scheduler) unlink(p *place) {
 	l.ages.remove(p)
 	c.n--
 	c.load -= p.ticket.part
+	c.weight -= p.weight
 	p.claim = nil
 	if c.n > 0 {
 		l.biggest.set(c, -int64(c.n), c.seq)
 		return
 	}
+	c.weight = 0 // sums of floats drift
 	l.order.remove(c)
 	l.biggest.remove(c)
 	b.idle.push(c)
@@ -297,7 +302,7 @@ const ageEighths = 7
 
 // next is the place whose turn it is at a backend, nil where all are parked. It is of the class that was
 // served least for its weight; there, of the tenant that was served least the oldest, but first the oldest of all if that
-// has waited for about the target, and this tenant has its part of those that wait.
+// has waited for about the target, and this tenant has its part of those that wait; or for twice the target, whoever comes.
 func (s *Scheduler) next(b *backend) *place {
 	var best *line
 	for i := range b.classes {
@@ -309,7 +314,8 @@ func (s *Scheduler) next(b *backend) *place {
 		return nil
 	}
 	c, _ := best.order.first()
-	if p := best.ages.head; s.now-p.ticket.arrived > int64(s.cfg.TargetWait)/8*ageEighths && !best.modest(c) {
+	p := best.ages.head
+	if age := s.now - p.ticket.arrived; age > int64(s.cfg.TargetWait)/8*ageEighths && !best.modest(c) || age > 2*int64(s.cfg.TargetWait) {
 		return p
 	}
 	return c.ages.head
@@ -326,7 +332,7 @@ func (s *Scheduler) bill(t *ticket, b *backend) {
 	_, least := l.order.first() // not c's: it may go before its turn, by age
 	b.virtual, l.virtual = max(b.virtual, l.tag), max(l.virtual, least)
 	l.served++
-	usual := b.charge(t.work, t.cost)
+	usual := b.charge(b.weight(t.work, t.cost))
 	t.charge, t.classCharge, t.epoch = usual*c.ratio, usual*l.ratio, b.epoch
 	l.owed += t.classCharge
 	l.owedFor += t.cost

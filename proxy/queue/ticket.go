@@ -45,6 +45,7 @@ type place struct {
 	backend *backend // nil: gone
 	cost    int64
 	claim   *claim   // of the list in which it stands
+	weight  float64  // there
 	links   [2]links // while it does
 	parked  int      // in backend.parked, plus one
 	until   int64
