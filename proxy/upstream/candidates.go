@@ -89,7 +89,28 @@ func (p *Pool) eachLocked(now int64, names, tried []string, f func(*endpoint)) e
 	case wait > 0:
 		return &PausedError{Until: p.start.Add(time.Duration(wait - 1))}
 	}
+	p.hastenLocked(now, names, tried)
 	return ErrNoBackend
+}
+
+// hastenLocked has those of the named looked after sooner that are left alone, now that requests come and there is no other: once in
+// five seconds. To try what flaps ever more rarely is for where there is something better.
+func (p *Pool) hastenLocked(now int64, names, tried []string) {
+	for _, name := range names {
+		backend, _, one := strings.Cut(name, "@")
+		b := p.backends[backend]
+		if b == nil {
+			continue
+		}
+		for _, e := range b.endpoints {
+			if one && e.id != name || slices.Contains(tried, e.id) || e.hastened > 0 && now-e.hastened < int64(downPause) || !e.v.hasten(now) {
+				continue
+			}
+			e.hastened = max(now, 1)
+			e.probeSoon()
+			p.tendSoon()
+		}
+	}
 }
 
 // takes says whether e takes a request now, after settle; else until when to wait, if

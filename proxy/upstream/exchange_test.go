@@ -564,6 +564,35 @@ func TestFlappingHealth(t *testing.T) {
 	})
 }
 
+// TestTheOnlyOneIsTriedSoon: what has flapped for long is tried within seconds all the same where requests come and there is no other.
+func TestTheOnlyOneIsTriedSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		p := newTestPool(t, Config{Transport: f.transport, HealthInterval: 500 * time.Millisecond, Backends: []Backend{{Name: "a", URL: "http://a"}}})
+		defer serve(t, p)()
+		pass(10 * time.Millisecond)
+		for i := range 300 {
+			f.set("a:80", i%2 == 0)
+			pass(time.Second)
+		}
+		f.set("a:80", true)
+		for status(t, p, "a").State != Down {
+			pass(time.Second)
+		}
+		f.set("a:80", false)
+		var waited time.Duration
+		for ; waited < maxPause; waited += time.Second {
+			if _, err := p.Candidates(nil, []string{"a"}, nil); err == nil {
+				break
+			}
+			pass(time.Second)
+		}
+		if waited > downPause+2*time.Second {
+			t.Errorf("it came back after %v", waited)
+		}
+	})
+}
+
 func TestRefusedDialsOfAProvider(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newActors(map[string]act{"a": refuses})

@@ -84,6 +84,7 @@ type endpoint struct {
 	b         *backend
 	inFlight  int
 	gone      bool
+	hastened  int64 // when it was last looked after sooner, for want of another; 0: never
 	v         vitals
 	held      *Slot         // the first of those out
 	lost      chan struct{} // closed and replaced by lostLocked

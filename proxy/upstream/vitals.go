@@ -187,6 +187,22 @@ func (v *vitals) down(now int64) (changed bool) {
 	return true
 }
 
+// hasten ends the time sooner for which the endpoint is left alone, if it is: it may be up by the next good probe, and be tried five
+// seconds after its breaker opened at the earliest.
+func (v *vitals) hasten(now int64) bool {
+	switch {
+	case v.drained || v.ejectedUntil > 0:
+		return false
+	case v.state == Down:
+		v.downUntil = min(v.downUntil, now)
+		return true
+	case v.breaker.state == BreakerOpen && v.breaker.until > now+int64(breakerPause):
+		v.breaker.until = now + int64(breakerPause)
+		return true
+	}
+	return false
+}
+
 // eject takes the endpoint out of use because its peers do better.
 func (v *vitals) eject(now int64) {
 	v.ejectedUntil = now + pause(ejectPause, v.rest.fail(now))
