@@ -102,7 +102,7 @@ func TestRoutesAreCompiled(t *testing.T) {
 	tier := 2
 	for text, want := range map[string]ResolvedRoute{
 		"match: {models: [m]}, to: [{model: t2}]": {Models: []string{"m", "small"}, To: []ResolvedTarget{{"tiny", 1}}, Sticky: "user"},
-		"match: {models: [t2, t2, m, small]}, to: [{model: m, weight: 9}, {model: tiny, weight: 0}], sticky: request": {
+		"match: {models: [t2, m, small]}, to: [{model: m, weight: 9}, {model: tiny, weight: 0}], sticky: request": {
 			Models: []string{"m", "small", "t2"}, To: []ResolvedTarget{{"m", 9}, {"tiny", 0}}, Sticky: "request",
 		},
 		"match: {surfaces: [docs], classes: [background], tenants: [acme], below_tier: 2, input_tokens: {above: 1, below: 3}, output_tokens: {above: 0}, headers: {x-b: 1, X-A: yes}}, to: [{model: m}]": {
@@ -137,6 +137,7 @@ func TestAdmissionRefuses(t *testing.T) {
 		"kind: openai, cache_salt: tenant": "backends[b].cache_salt: cache_salt is vLLM's, and an endpoint of kind openai refuses what it does not know; remove it",
 		"api_key_env: A, api_key_file: /k": "backends[b].api_key_file: a backend has one key: remove api_key_env or api_key_file",
 		"metrics_path: metrics":            "backends[b].metrics_path: metrics_path must begin with /, or be none",
+		"slots: -1":                        "backends[b].slots: -1 is negative; write a number above 0, or leave it out",
 		"learn: {}":                        "backends[b].learn: learn needs slots: how many slots there are is learnt up to slots; write slots: 64, or remove learn",
 		"overflow: true":                   "backends[b].overflow: overflow needs slots: what overflows must be bounded",
 		"slot_tokens: 9":                   "backends[b].slot_tokens: slot_tokens needs slots",

@@ -124,7 +124,7 @@ func (c *checker) ref(at place, kind, name string, known map[string]bool) {
 
 func (c *checker) notNegative(at place, n int64) {
 	if n < 0 {
-		c.add(at, "%d is negative", n)
+		c.add(at, "%d is negative; write a number above 0, or leave it out", n)
 	}
 }
 

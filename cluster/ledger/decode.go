@@ -56,11 +56,11 @@ func (ps Problems) Error() string {
 
 // ParsePolicy reads and validates a policy. Its error is of type Problems.
 func ParsePolicy(text []byte) (*Policy, error) {
-	return parsePolicy(text, func(p *Policy) []found { return append(p.check(), p.unpriced()...) })
+	return parsePolicy(text, func(p *Policy) []found { return append(p.check(), p.refusedAnew()...) })
 }
 
 // ParseInForce is ParsePolicy for the text of a policy that is in force, or was: what only a new policy is
-// refused for, a price that is missing, has been accepted by an earlier release.
+// refused for, such as a price that is missing or a name that stands twice, has been accepted by an earlier release.
 func ParseInForce(text []byte) (*Policy, error) { return parsePolicy(text, (*Policy).check) }
 
 func parsePolicy(text []byte, check func(*Policy) []found) (*Policy, error) {
@@ -94,7 +94,7 @@ func parsePolicy(text []byte, check func(*Policy) []found) (*Policy, error) {
 // is of type Problems.
 func (p *Policy) Validate() error {
 	var out Problems
-	for _, f := range append(p.check(), p.unpriced()...) {
+	for _, f := range append(p.check(), p.refusedAnew()...) {
 		out = append(out, f.Problem)
 	}
 	return out.err()
