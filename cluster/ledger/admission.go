@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"slices"
+	"strings"
 )
 
 // admission warns of what of backends, cut-offs, rungs and routes looks like a mistake.
@@ -38,6 +39,9 @@ type admissionWarnings struct {
 func (b *Backend) bills() bool { return b.kind() != "vllm" }
 
 func (a *admissionWarnings) backend(at place, b *Backend) {
+	if base, ok := strings.CutSuffix(strings.TrimRight(b.URL, "/"), "/v1"); ok {
+		a.add(at.field("url"), "it ends in /v1, with which the paths of requests begin already, so that they go to /v1/v1; write %s", base)
+	}
 	if b.bills() && b.APIKeyEnv == "" && b.APIKeyFile == "" {
 		a.add(at.field("kind"), "an endpoint of kind %s wants a key, and nothing is sent to this one; write api_key_env or api_key_file", b.Kind)
 	}
@@ -49,7 +53,7 @@ func (a *admissionWarnings) backend(at place, b *Backend) {
 	}
 }
 
-// model warns of what overflows, and costs what nobody said.
+// model warns of what overflows, of what costs what nobody said, and of fallbacks that take less.
 func (a *admissionWarnings) model(at place, m *Model) {
 	overflow := 0
 	for _, name := range m.Backends {
@@ -66,6 +70,11 @@ func (a *admissionWarnings) model(at place, m *Model) {
 	}
 	if overflow > 0 && overflow == len(m.Backends) {
 		a.add(at.field("backends"), "all of them are overflow, which makes no difference then")
+	}
+	for i, name := range m.Fallback {
+		if f := a.models[name]; f.Context != 0 && f.Context < m.Context {
+			a.add(at.item("fallback", i, ""), "the context of %s, %d, is smaller than that of %s, %d: longer requests that come to it are refused by its backend; name a model that takes as much, if there is one", name, f.Context, m.Name, m.Context)
+		}
 	}
 }
 

@@ -340,6 +340,21 @@ func TestAdmissionWarnings(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant\n%s", text, got, want)
 		}
 	}
+	for url, want := range map[string]string{
+		"http://127.0.0.1:8000/v1":        "write http://127.0.0.1:8000",
+		"http://127.0.0.1:8000/v1/":       "write http://127.0.0.1:8000",
+		"https://api.example.com/base/v1": "write https://api.example.com/base",
+		"dns://vllm:8000/v1":              "write dns://vllm:8000",
+		"http://127.0.0.1:8000/base":      "",
+		"http://127.0.0.1:8000/v10":       "",
+	} {
+		if want != "" {
+			want = "backends[b].url: it ends in /v1, with which the paths of requests begin already, so that they go to /v1/v1; " + want
+		}
+		if got := strings.Join(mustParse(t, strings.Replace(admitted("", ""), "http://127.0.0.1:8000", url, 1)).Warnings(), "\n"); got != want {
+			t.Errorf("%s: got %q, want %q", url, got, want)
+		}
+	}
 	unbounded := strings.Replace(admitted("", "capacity: {shed: [{at: 0.9, class: best_effort}]}\nladder: [{rung: drop_optional, at: 0.5}, {rung: shed_cost}]"), ", slots: 4", "", 1)
 	want := "capacity.shed: no backend of a model has slots, so that nothing waits and nothing is ever shed; write slots\n" +
 		"ladder[drop_optional].at: no backend of its models has slots, so that there is no pressure and it never goes on by itself; write slots, or remove at"
@@ -351,6 +366,7 @@ func TestAdmissionWarnings(t *testing.T) {
 	short = strings.NewReplacer("backends: [b, other]", "backends: [b], free: true").Replace(short)
 	want = "models[m].free: its backend b, of kind openai, bills what it serves; is that so?\n" +
 		"models[m].backends: all of them are overflow, which makes no difference then\n" +
+		"models[m].fallback[0]: the context of tiny, 50, is smaller than that of m, 100: longer requests that come to it are refused by its backend; name a model that takes as much, if there is one\n" +
 		"capacity.shed[0].above_tokens: no model takes more than 100 tokens, so that this never sheds\n" +
 		"ladder[shed_cost].above_tokens: no model of it takes more than 50 tokens, so that it never acts"
 	if got := strings.Join(mustParse(t, short).Warnings(), "\n"); got != want {

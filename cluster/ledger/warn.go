@@ -35,7 +35,7 @@ func (w *warnings) all() []string {
 
 // Warnings says what of a valid policy looks like a mistake and is done all the same: budgets of nothing or with
 // much set aside, names that limits and budgets share, prices a million times apart, sensitive or fleeting answers that are kept, cut-offs, rungs
-// and routes that can never act, backends that bill what nothing prices. maxWarnings and a count at most.
+// and routes that can never act, backends that bill what nothing prices or whose paths have /v1 twice, fallbacks that take less. maxWarnings and a count at most.
 func (p *Policy) Warnings() []string {
 	var w warnings
 	root := place{"", "$"}
