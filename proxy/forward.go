@@ -120,7 +120,7 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 		return errPushedBack
 	}
 	if err := x.misfit(resp); err != nil {
-		slot.Fail(err)
+		x.blame(slot, err)
 		return err
 	}
 	if resp.StatusCode == http.StatusNotFound && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
@@ -139,9 +139,17 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 		x.w.Header().Set("X-Request-Id", x.id)
 	}
 	if err != nil && x.r.Context().Err() == nil {
-		slot.Fail(err)
+		x.blame(slot, err)
 	}
 	return err
+}
+
+// blame says that the backend failed, to those who choose backends and to those who learn of them.
+func (x *exchange) blame(slot *upstream.Slot, err error) {
+	slot.Fail(err)
+	if x.line.grant != nil && !errors.Is(err, context.Canceled) {
+		x.line.grant.Failed()
+	}
 }
 
 // silence is for how long the first byte may be waited for.
@@ -444,7 +452,7 @@ func (x *exchange) streamBroke(src *source, dst *sink, s *openai.Stream, cause e
 		return e
 	}
 	if x.slot != nil {
-		x.slot.Fail(cause)
+		x.blame(x.slot, cause)
 	}
 	frame := e.inBand(x.route.kind)
 	if s.InFrame() { // the one that broke off must not swallow it
@@ -667,8 +675,6 @@ func (x *exchange) bodyBroke(src *source, scan *openai.Scanner, err error) error
 		err = context.Cause(x.r.Context())
 	case src.ctx.Err() != nil:
 		err = context.Cause(src.ctx)
-	case x.line.grant != nil:
-		x.line.grant.Failed()
 	}
 	x.gotErr = asError(err) // the bill says how it ended
 	if u := scan.Usage(); x.plausible(u) {

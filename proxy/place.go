@@ -255,7 +255,7 @@ func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 		places = append(places, queue.Place{Backend: c.ID, Cost: slots(tokens, c)})
 	}
 	l.ticket = dispatch.Ticket{
-		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Tier: x.caller.Tier, Work: max(tokens, 1), Bytes: x.bodyBytes(),
+		Tenant: x.caller.Tenant, Class: queue.Class(x.class), Work: max(tokens, 1), Bytes: x.bodyBytes(),
 		Waited: l.age, Patience: max(left, minPatience), Refused: l.full, Places: places,
 		Watch: func() (<-chan struct{}, bool) {
 			changed := x.p.cfg.Pool.Changed() // first: what changes from here on has it look again

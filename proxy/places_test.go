@@ -54,7 +54,7 @@ func (w *world) openPlaces(t *testing.T, cfg queue.Config) {
 	w.places = &places{slots: map[string]int64{}, used: map[string]int64{}}
 	began := time.Now()
 	d := must[*dispatch.Dispatcher](t)(dispatch.New(dispatch.Config{
-		Self: 1, Where: func() dispatch.Scheduling { return dispatch.Scheduling{Self: true, Epoch: 1, Members: 1} }, Slots: w.places,
+		Self: 1, Where: func() dispatch.Scheduling { return dispatch.Scheduling{Self: true, Members: 1} }, Slots: w.places,
 		Now: func() int64 { return int64(time.Since(began)) + 1 }, Rand: rand.New(rand.NewPCG(1, 2)), Registerer: w.reg,
 	}))
 	var backends []queue.Backend

@@ -86,7 +86,7 @@ func (n *Node) scheduling() dispatch.Scheduling {
 	}
 	ring := c.Fence().Ring()
 	to := ring.OwnerOf(slotsTenant)
-	s := dispatch.Scheduling{Address: to.Address, Epoch: c.Fence().Epoch(), Members: len(ring.Members())}
+	s := dispatch.Scheduling{Address: to.Address, Members: len(ring.Members())}
 	if to.Incarnation == n.self {
 		s.Address, s.Self = "", true
 	}

@@ -52,7 +52,7 @@ func (w *waiter) ticket(self uint64, now int64) *queue.Ticket {
 	}
 	w.sent = true
 	return &queue.Ticket{
-		Node: self, ID: w.id, Tenant: t.Tenant, Class: t.Class, Tier: t.Tier, Work: t.Work, Bytes: t.Bytes,
+		Node: self, ID: w.id, Tenant: t.Tenant, Class: t.Class, Work: t.Work, Bytes: t.Bytes,
 		Waited: waited, Patience: time.Duration(max(0, w.deadline-now)), Refused: t.Refused, Places: t.Places,
 	}
 }
@@ -95,6 +95,22 @@ func (d *Dispatcher) Acquire(ctx context.Context, t *Ticket) (*Grant, error) {
 	}
 	return d.wait(ctx, t)
 }
+
+// spread is for how long one of many that wait does not look after a change: all at once they were in each other's way, and
+// changes come in bursts.
+func (d *Dispatcher) spread() time.Duration {
+	if d.Waiting() < manyLook {
+		return 0
+	}
+	return min(time.Duration(d.Waiting())*perLook, mostSpread)
+}
+
+// How many are in each other's way, the time that a look takes, about, and the most that one waits for the others'.
+const (
+	manyLook   = 256
+	perLook    = 4 * time.Microsecond
+	mostSpread = 20 * time.Millisecond
+)
 
 func (d *Dispatcher) grant(t *Ticket, e *endpoint, held Held, cost, now int64, queued time.Duration) *Grant {
 	d.met.waited(t.Class, t.Waited+queued)
@@ -169,6 +185,7 @@ func (d *Dispatcher) wait(ctx context.Context, t *Ticket) (*Grant, error) {
 		tick = ticker.C
 	}
 	var changed <-chan struct{}
+	var rested <-chan time.Time // after which to look
 	look := t.Watch != nil
 	for {
 		if look {
@@ -194,6 +211,13 @@ func (d *Dispatcher) wait(ctx context.Context, t *Ticket) (*Grant, error) {
 		case <-late.C:
 			return nil, d.expire(w)
 		case <-changed:
+			changed, rested = nil, nil
+			if wait := d.spread(); wait > 0 {
+				rested = time.After(wait)
+			} else {
+				look = true
+			}
+		case <-rested:
 			look = true
 		case <-tick:
 			t.Tick()

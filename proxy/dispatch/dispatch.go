@@ -45,8 +45,6 @@ type Scheduling struct {
 	Address string
 	// Self: this process does.
 	Self bool
-	// Epoch is the view's. Another one at the same address may be another process there.
-	Epoch uint64
 	// Members is how many nodes the view has; 0 is unknown: the last that was known, at least 1, goes on to count.
 	Members int
 }
@@ -113,7 +111,6 @@ type Placement struct {
 type Ticket struct {
 	Tenant string
 	Class  queue.Class
-	Tier   int
 	// Work is the request's estimated tokens, Bytes what this node keeps for it while it waits.
 	Work, Bytes int64
 	// Waited is how long it has waited already, where it comes again. Patience is how long it may wait from now on.

@@ -153,7 +153,6 @@ type world struct {
 	view *lease.View
 
 	mu    sync.Mutex
-	epoch uint64
 	owner *node
 	views map[*node]dispatch.Scheduling // of nodes that see something else
 }
@@ -259,7 +258,7 @@ func (n *node) where() dispatch.Scheduling {
 	if s, ok := n.w.views[n]; ok {
 		return s
 	}
-	s := dispatch.Scheduling{Epoch: n.w.epoch, Members: len(n.w.nodes)}
+	s := dispatch.Scheduling{Members: len(n.w.nodes)}
 	if n.w.view != nil {
 		s.Members = len(n.w.view.Members)
 	}
@@ -276,7 +275,6 @@ func (n *node) where() dispatch.Scheduling {
 // schedules has all see another scheduler; nil: none.
 func (w *world) schedules(n *node) {
 	w.mu.Lock()
-	w.epoch++
 	w.owner = n
 	w.mu.Unlock()
 	for _, n := range w.nodes {

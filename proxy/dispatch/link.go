@@ -26,7 +26,6 @@ const (
 type link struct {
 	d       *Dispatcher
 	address string
-	epoch   uint64        // of the view that names it
 	urgent  chan struct{} // somebody waits for what is to be said
 	hurry   chan struct{} // try again now
 	quit    chan struct{}
@@ -42,7 +41,7 @@ type link struct {
 
 func newLink(d *Dispatcher, to Scheduling) *link {
 	return &link{
-		d: d, address: to.Address, epoch: to.Epoch, urgent: make(chan struct{}, 1), hurry: make(chan struct{}, 1), quit: make(chan struct{}),
+		d: d, address: to.Address, urgent: make(chan struct{}, 1), hurry: make(chan struct{}, 1), quit: make(chan struct{}),
 	}
 }
 
@@ -165,7 +164,7 @@ func (l *link) stream(ctx context.Context) (heard bool, err error) {
 
 // hello is what the scheduler hears first.
 func (l *link) hello() *pb.Hello {
-	h := &pb.Hello{Node: l.d.cfg.Self, Epoch: l.epoch}
+	h := &pb.Hello{Node: l.d.cfg.Self}
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
 	for id, n := range l.d.learnt {

@@ -42,7 +42,7 @@ func pair(tb testing.TB, slots int64, f free) (scheduler, other *dispatch.Dispat
 		d, err := dispatch.New(dispatch.Config{
 			Self: uint64(i + 1), Slots: f, Now: func() int64 { return time.Now().UnixNano() },
 			Where: func() dispatch.Scheduling {
-				return dispatch.Scheduling{Self: i == 0, Address: "first"[:5*i], Epoch: 1, Members: 2}
+				return dispatch.Scheduling{Self: i == 0, Address: "first"[:5*i], Members: 2}
 			},
 			Client: func(string) (grpc.ClientConnInterface, error) { return cc, nil },
 		})

@@ -48,8 +48,8 @@ func (c *checker) within(n, most int64, what string) int64 {
 
 // hello is a node's first word.
 type hello struct {
-	node, epoch uint64
-	limits      []limit
+	node   uint64
+	limits []limit
 }
 
 type limit struct {
@@ -63,7 +63,7 @@ func helloOf(p *pb.Hello) (*hello, error) {
 	}
 	var c checker
 	c.is(len(p.GetLimits()) <= queue.MaxBackends, "limits")
-	h := &hello{node: p.GetNode(), epoch: p.GetEpoch()}
+	h := &hello{node: p.GetNode()}
 	for _, l := range p.GetLimits() {
 		if c.err != nil {
 			break
@@ -132,10 +132,9 @@ func upOf(p *pb.Up) (*up, error) {
 
 func ticketOf(p *pb.Ticket, c *checker) queue.Ticket {
 	c.is(p.GetClass() < queue.Classes, "class")
-	c.is(p.GetTier() >= math.MinInt32 && p.GetTier() <= math.MaxInt32, "tier")
 	c.is(len(p.GetPlaces()) > 0 && len(p.GetPlaces()) <= queue.MaxPlaces, "places")
 	t := queue.Ticket{
-		ID: p.GetId(), Tenant: c.name(p.GetTenant(), "tenant"), Class: queue.Class(p.GetClass()), Tier: int(p.GetTier()),
+		ID: p.GetId(), Tenant: c.name(p.GetTenant(), "tenant"), Class: queue.Class(p.GetClass()),
 		Work: c.within(p.GetWork(), wireBytes, "work"), Bytes: c.within(p.GetBytes(), wireBytes, "bytes"),
 		Waited: time.Duration(c.within(p.GetWaited(), wireNS, "waited")), Patience: time.Duration(c.within(p.GetPatience(), wireNS, "patience")),
 		Refused: p.GetRefused(),
@@ -153,7 +152,7 @@ func ticketOf(p *pb.Ticket, c *checker) queue.Ticket {
 // ticketPB cuts what the other side would not take.
 func ticketPB(t *queue.Ticket) *pb.Ticket {
 	p := &pb.Ticket{
-		Id: t.ID, Tenant: nameOf(t.Tenant), Class: uint32(t.Class), Tier: int64(min(max(t.Tier, math.MinInt32), math.MaxInt32)),
+		Id: t.ID, Tenant: nameOf(t.Tenant), Class: uint32(t.Class),
 		Work: min(max(t.Work, 0), wireBytes), Bytes: min(max(t.Bytes, 0), wireBytes),
 		Waited: min(int64(t.Waited), wireNS), Patience: min(int64(t.Patience), wireNS), Refused: t.Refused,
 	}

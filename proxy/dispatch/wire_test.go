@@ -18,13 +18,13 @@ import (
 func fullUp() *pb.Up {
 	return &pb.Up{
 		Placed:  placedPB([]Placement{{1 << 63, 1 << 31}, {2, 3}}),
-		Hello:   &pb.Hello{Node: 3, Epoch: 4, Limits: []*pb.Limit{{Backend: []byte("a"), Limit: 7}}},
+		Hello:   &pb.Hello{Node: 3, Limits: []*pb.Limit{{Backend: []byte("a"), Limit: 7}}},
 		Started: []uint64{1}, Misses: []uint64{2}, Leaves: []uint64{3},
 		Uses:  usesPB([]use{{backend: "a", inUse: 5}}),
 		Seen:  seenPB([]use{{backend: "a", found: found{1, 2, 6, 7, 3, 4, 5}}}),
 		Dones: donesPB([]done{{"a", "acme\xff", queue.Background, 2, 1e9}}),
 		Joins: []*pb.Ticket{ticketPB(&queue.Ticket{
-			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
+			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
 			Places: []queue.Place{{Backend: "a", Cost: 2}, {Backend: "b", Cost: 1}},
 		})},
 	}
@@ -57,7 +57,7 @@ func TestWire(t *testing.T) {
 		},
 		misses: []uint64{2}, leaves: []uint64{3},
 		joins: []queue.Ticket{{
-			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Tier: -1, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
+			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
 			Places: []queue.Place{{Backend: "a", Cost: 2}, {Backend: "b", Cost: 1}},
 		}},
 	}
@@ -65,7 +65,7 @@ func TestWire(t *testing.T) {
 		t.Errorf("%+v, want %+v", u, want)
 	}
 	h, err := helloOf(fullUp().GetHello())
-	if err != nil || !reflect.DeepEqual(h, &hello{3, 4, []limit{{"a", 7}}}) {
+	if err != nil || !reflect.DeepEqual(h, &hello{3, []limit{{"a", 7}}}) {
 		t.Errorf("%+v, %v", h, err)
 	}
 	gs, ds, ps, st, err := downOf(fullDown())
@@ -93,7 +93,6 @@ func TestWireRefuses(t *testing.T) {
 		"done held":  func(u *pb.Up) { u.Dones[0].Held = -1 },
 		"tenant":     func(u *pb.Up) { u.Joins[0].Tenant = long },
 		"class":      func(u *pb.Up) { u.Joins[0].Class = 256 },
-		"tier":       func(u *pb.Up) { u.Joins[0].Tier = math.MaxInt64 },
 		"work":       func(u *pb.Up) { u.Joins[0].Work = -1 },
 		"bytes":      func(u *pb.Up) { u.Joins[0].Bytes = math.MaxInt64 },
 		"waited":     func(u *pb.Up) { u.Joins[0].Waited = math.MaxInt64 },

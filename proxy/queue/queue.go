@@ -92,8 +92,6 @@ type Ticket struct {
 	Node, ID uint64
 	Tenant   string
 	Class    Class
-	// Tier is carried for the caller; the order does not depend on it.
-	Tier int
 	// Work is the request's estimated tokens, in and out: beside the mean it says how long slots are held.
 	Work int64
 	// Bytes is what the node keeps for it; it counts towards Config.MaxBytes.

@@ -189,8 +189,7 @@ func (x *Placed) GetEndpoints() []uint32 {
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint64                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`    // its process's incarnation
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`  // of its view
-	Limits        []*Limit               `protobuf:"bytes,3,rep,name=limits,proto3" json:"limits,omitempty"` // as it was told last
+	Limits        []*Limit               `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"` // as it was told last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -228,13 +227,6 @@ func (*Hello) Descriptor() ([]byte, []int) {
 func (x *Hello) GetNode() uint64 {
 	if x != nil {
 		return x.Node
-	}
-	return 0
-}
-
-func (x *Hello) GetEpoch() uint64 {
-	if x != nil {
-		return x.Epoch
 	}
 	return 0
 }
@@ -303,7 +295,6 @@ type Ticket struct {
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Tenant        []byte                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Class         uint32                 `protobuf:"varint,3,opt,name=class,proto3" json:"class,omitempty"`
-	Tier          int64                  `protobuf:"varint,4,opt,name=tier,proto3" json:"tier,omitempty"`
 	Work          int64                  `protobuf:"varint,5,opt,name=work,proto3" json:"work,omitempty"`
 	Bytes         int64                  `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Waited        int64                  `protobuf:"varint,7,opt,name=waited,proto3" json:"waited,omitempty"`
@@ -361,13 +352,6 @@ func (x *Ticket) GetTenant() []byte {
 func (x *Ticket) GetClass() uint32 {
 	if x != nil {
 		return x.Class
-	}
-	return 0
-}
-
-func (x *Ticket) GetTier() int64 {
-	if x != nil {
-		return x.Tier
 	}
 	return 0
 }
@@ -1119,19 +1103,17 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x06placed\x18\t \x01(\v2\x1c.headgate.dispatch.v1.PlacedR\x06placed\"@\n" +
 	"\x06Placed\x12\x18\n" +
 	"\aprompts\x18\x01 \x03(\x06R\aprompts\x12\x1c\n" +
-	"\tendpoints\x18\x02 \x03(\aR\tendpoints\"f\n" +
+	"\tendpoints\x18\x02 \x03(\aR\tendpoints\"P\n" +
 	"\x05Hello\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x123\n" +
-	"\x06limits\x18\x03 \x03(\v2\x1b.headgate.dispatch.v1.LimitR\x06limits\"7\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x123\n" +
+	"\x06limits\x18\x02 \x03(\v2\x1b.headgate.dispatch.v1.LimitR\x06limits\"7\n" +
 	"\x05Limit\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\x03R\x05limit\"\x87\x02\n" +
+	"\x05limit\x18\x02 \x01(\x03R\x05limit\"\xf3\x01\n" +
 	"\x06Ticket\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x14\n" +
 	"\x05class\x18\x03 \x01(\rR\x05class\x12\x12\n" +
-	"\x04tier\x18\x04 \x01(\x03R\x04tier\x12\x12\n" +
 	"\x04work\x18\x05 \x01(\x03R\x04work\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x12\x16\n" +
 	"\x06waited\x18\a \x01(\x03R\x06waited\x12\x1a\n" +
