@@ -73,7 +73,7 @@ func (a *admissionWarnings) model(at place, m *Model) {
 	}
 	for i, name := range m.Fallback {
 		if f := a.models[name]; f.Context != 0 && f.Context < m.Context {
-			a.add(at.item("fallback", i, ""), "the context of %s, %d, is smaller than that of %s, %d: longer requests that come to it are refused by its backend; name a model that takes as much, if there is one", name, f.Context, m.Name, m.Context)
+			a.add(at.item("fallback", i, ""), "the context of %s, %d, is smaller than that of %s, %d: it is no help to longer requests, and its backend refuses those that it does not quite hold; name a model that takes as much, if there is one", name, f.Context, m.Name, m.Context)
 		}
 	}
 }

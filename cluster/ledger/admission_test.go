@@ -366,7 +366,7 @@ func TestAdmissionWarnings(t *testing.T) {
 	short = strings.NewReplacer("backends: [b, other]", "backends: [b], free: true").Replace(short)
 	want = "models[m].free: its backend b, of kind openai, bills what it serves; is that so?\n" +
 		"models[m].backends: all of them are overflow, which makes no difference then\n" +
-		"models[m].fallback[0]: the context of tiny, 50, is smaller than that of m, 100: longer requests that come to it are refused by its backend; name a model that takes as much, if there is one\n" +
+		"models[m].fallback[0]: the context of tiny, 50, is smaller than that of m, 100: it is no help to longer requests, and its backend refuses those that it does not quite hold; name a model that takes as much, if there is one\n" +
 		"capacity.shed[0].above_tokens: no model takes more than 100 tokens, so that this never sheds\n" +
 		"ladder[shed_cost].above_tokens: no model of it takes more than 50 tokens, so that it never acts"
 	if got := strings.Join(mustParse(t, short).Warnings(), "\n"); got != want {

@@ -79,7 +79,7 @@ func (c *checker) sold(at place, p *Plan) {
 		c.add(at.field("tier"), "%d is not between 0 and %d: lower tiers are shed first; write 0 for the lowest", p.Tier, maxTier)
 	}
 	if d := time.Duration(p.Timeout); d > 0 && d < leastTimeout {
-		c.add(at.field("timeout"), "with %s every request fails: write %s or more, or leave it out for none", d, leastTimeout)
+		c.add(at.field("timeout"), "with %s every request fails: write %s or more, or leave it out for 10m", d, leastTimeout)
 	}
 }
 

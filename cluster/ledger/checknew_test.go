@@ -40,7 +40,7 @@ func TestNewPoliciesAreRefusedForSlips(t *testing.T) {
 		{"[docs]", "[docs, docs]", "line 16: routes[r].match.surfaces[1]: docs stands here already; remove one of them"},
 		{"[background]", "[background, background]", "line 16: routes[r].match.classes[1]: background stands here already; remove one of them"},
 		{"[acme]", "[acme, acme]", "line 16: routes[r].match.tenants[1]: acme stands here already; remove one of them"},
-		{"timeout: 60s", "timeout: 1ns", "line 10: plans[p].timeout: with 1ns every request fails: write 100ms or more, or leave it out for none"},
+		{"timeout: 60s", "timeout: 1ns", "line 10: plans[p].timeout: with 1ns every request fails: write 100ms or more, or leave it out for 10m"},
 		{"timeout: 60s", "timeout: 99ms", "line 10: plans[p].timeout: with 99ms every request fails"},
 		{"tier: 1", "tier: -1", "line 10: plans[p].tier: -1 is not between 0 and 1000: lower tiers are shed first; write 0 for the lowest"},
 		{"tier: 1", "tier: 1001", "line 10: plans[p].tier: 1001 is not between 0 and 1000"},
