@@ -90,6 +90,17 @@ func parsePolicy(text []byte, check func(*Policy) []found) (*Policy, error) {
 	return &p, nil
 }
 
+// OfBackend is a problem that a node has with the i-th backend of p, such as a file that is not there, worded as
+// ParsePolicy words its own. text is what p was read from.
+func (p *Policy) OfBackend(text []byte, i int, field, message string) Problem {
+	at := place{"", "$"}.item("backends", i, p.Backends[i].Name).field(field)
+	problem := Problem{Path: at.human, Message: clip(message)}
+	if file, unreadable := parseYAML(text); unreadable == nil {
+		problem.Line = lineOf(file, at.yaml)
+	}
+	return problem
+}
+
 // Validate says what is wrong with a policy that was not read by ParsePolicy. Its error
 // is of type Problems.
 func (p *Policy) Validate() error {

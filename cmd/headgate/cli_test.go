@@ -740,7 +740,15 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = busy.Close() })
-	file := writeFile(t, "a-file", "")
+	file, key := writeFile(t, "a-file", ""), writeFile(t, "key", "sk-1\n")
+	keyed := func(file string) string {
+		text := cliPolicy("http://127.0.0.1:1", 100, "")
+		with := strings.Replace(text, "name: b, ", "name: b, api_key_file: "+file+", ", 1)
+		if with == text {
+			t.Fatal("no backend to give a key to")
+		}
+		return writeFile(t, "keyed.yaml", with)
+	}
 	free := []string{"HEADGATE_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_LISTEN=127.0.0.1:0", "HEADGATE_CLUSTER_LISTEN=127.0.0.1:0", "HEADGATE_ADMIN_TOKEN=x"}
 	for _, c := range []struct {
 		args string
@@ -751,6 +759,9 @@ func TestDoctor(t *testing.T) {
 		{"", 0, []string{"ok policy no file"}},
 		{"--policy " + bad, 1, []string{"fail policy", `did you mean "plans"?`, "ok data_dir"}},
 		{"--policy none.yaml", 1, []string{"fail policy", "none.yaml"}},
+		{"--policy " + keyed("/none/key"), 1, []string{"fail policy", "keyed.yaml: line 2: backends[b].api_key_file: open /none/key: no such file or directory; every node needs it"}},
+		{"--policy " + keyed(file), 1, []string{"fail policy", file + " is empty; write the key into it"}},
+		{"--policy " + keyed(key), 0, []string{"ok policy", "1 tenants, 1 models"}},
 		{"--listen " + busy.Addr().String(), 1, []string{"fail listen", "is in use"}},
 		{"--listen 8080", 1, []string{"fail configuration", "is not HOST:PORT"}},
 		{"--data-dir " + file, 1, []string{"fail data_dir"}},

@@ -130,6 +130,10 @@ func (e *examination) policy(cfg node.Config) {
 		e.fail("policy", "%s: %s", cfg.Policy, strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
+	if err := node.CheckBackends(text, p); err != nil {
+		e.fail("policy", "%s: %s", cfg.Policy, strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
+	}
 	e.ok("policy", "%s: %d tenants, %d models", cfg.Policy, len(p.Tenants), len(p.Models))
 	for _, b := range p.Backends {
 		if b.APIKeyEnv != "" && os.Getenv(b.APIKeyEnv) == "" {

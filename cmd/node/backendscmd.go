@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -62,6 +63,43 @@ func (n *Node) setDrain(ctx context.Context, by admin.Actor, c admin.DrainChange
 		done.Warnings = []string{fmt.Sprintf("this node knows no endpoint %q now; it is drained should it come", c.Backend)}
 	}
 	return done, err
+}
+
+// CheckBackends says which backends of a valid policy a node on this machine could not use, such as one whose key's
+// file is not there. text is what p was read from. The error is a ledger.Problems, or says why nothing is known.
+func CheckBackends(text []byte, p *ledger.Policy) error {
+	pool, err := upstream.NewPool(upstream.Config{})
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return checkBackends(pool, text, p)
+}
+
+// maxUnusable bounds the backends of which one error speaks.
+const maxUnusable = 50
+
+func checkBackends(pool *upstream.Pool, text []byte, p *ledger.Policy) error {
+	all := backends(p)
+	var problems ledger.Problems
+	for i := range all {
+		err := pool.Check(all[i : i+1])
+		if err == nil || len(problems) >= maxUnusable {
+			continue
+		}
+		field, message, ok := strings.Cut(strings.TrimPrefix(err.Error(), "backends[0]."), ": ")
+		if !ok {
+			return err
+		}
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+			message += "; every node needs it"
+		}
+		problems = append(problems, p.OfBackend(text, i, field, message))
+	}
+	if problems != nil {
+		return problems
+	}
+	return pool.Check(all) // what is wrong with them together
 }
 
 func (n *Node) hasBackend(name string) bool {

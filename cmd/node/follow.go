@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -203,7 +204,7 @@ func (n *Node) putInForce(r *ledger.PolicyRevision, share ledger.Share, now time
 			old = s.index.Policy
 		}
 		if err := n.pool.Update(backends(p)); err != nil {
-			return err
+			return cmp.Or(n.usable(r.Text, p), err)
 		}
 		if err := n.content.SetPolicies(contentPolicies(p)); err != nil {
 			return errors.Join(err, n.pool.Update(backends(old))) // as it was

@@ -118,7 +118,7 @@ func (n *Node) enact(ctx context.Context, by admin.Actor, plan *ledger.Prepared,
 	if lacks := n.tokenless(plan.Policy); lacks != "" {
 		a.Warnings = append(a.Warnings, lacks)
 	}
-	if err := n.usable(plan.Policy); err != nil {
+	if err := n.usable(plan.Command.GetText(), plan.Policy); err != nil {
 		return a, &admin.Error{Code: admin.Invalid, Err: err}
 	}
 	if dry {
@@ -137,8 +137,8 @@ func (n *Node) enact(ctx context.Context, by admin.Actor, plan *ledger.Prepared,
 	return a, nil
 }
 
-// usable says what of a policy this node could not use, such as a file that it does not have.
-func (n *Node) usable(p *ledger.Policy) error { return n.pool.Check(backends(p)) }
+// usable says what of a policy this node could not use, such as a file that it does not have. text is what p was read from.
+func (n *Node) usable(text []byte, p *ledger.Policy) error { return checkBackends(n.pool, text, p) }
 
 func (n *Node) policyText(_ context.Context, revision uint64) (admin.PolicyText, error) {
 	f := n.truth.Facts()

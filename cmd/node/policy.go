@@ -58,7 +58,7 @@ func (n *Node) checkSeed() error {
 	if err != nil {
 		return err
 	}
-	return n.usable(p)
+	return n.usable(n.seedText, p)
 }
 
 // The prices of a development node's models, by the million tokens: some, so that spending shows.
@@ -159,7 +159,7 @@ func (n *Node) proposeSeed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.usable(plan.Policy); err != nil {
+	if err := n.usable(n.seedText, plan.Policy); err != nil {
 		return err
 	}
 	plan.Command.Seed = true

@@ -25,7 +25,10 @@ tenants: [{name: dev, plan: p}]
 		change func(*Config)
 		want   string
 	}{
-		"a policy with a file that is not there":   {func(c *Config) { c.Policy = policyFile(t, tlsPolicy) }, "/none/ca.pem"},
+		"a policy with a file that is not there": {func(c *Config) { c.Policy = policyFile(t, tlsPolicy) }, "line 2: backends[b].ca_file: stat /none/ca.pem: "},
+		"a policy with a key that is not there": {func(c *Config) {
+			c.Policy = policyFile(t, strings.Replace(tlsPolicy, "backends: [", "backends:\n  [{name: a, url: 'http://127.0.0.1:1'},\n  {name: bought, url: 'https://127.0.0.1:1', kind: openai, api_key_file: /none/key}, ", 1))
+		}, "line 4: backends[bought].api_key_file: open /none/key: no such file or directory; every node needs it\nline 4: backends[b].ca_file: stat /none/ca.pem: "},
 		"a policy that is none":                    {func(c *Config) { c.Policy = policyFile(t, "version: 2") }, "version"},
 		"a founder alone that joins":               {func(c *Config) { c.Join, c.BootstrapExpect = []string{"127.0.0.1:1"}, 1 }, "bootstrap-expect"},
 		"a name that is none":                      {func(c *Config) { c.NodeID = "a b" }, "--node-id"},
