@@ -37,11 +37,19 @@ func statusCommand() *cobra.Command {
 			fmt.Fprintf(w, "policy\trevision %d, %s: %d tenants, %d keys, models %s\n", s.PolicyRevision, s.PolicySource, s.Tenants, s.Keys, strings.Join(s.Models, ", "))
 			fmt.Fprintf(w, "buckets\t%d\n\nBACKEND\tSTATE\tIN FLIGHT\tSLOTS\tURL\tLAST ERROR\n", s.Buckets)
 			for _, b := range s.Backends {
-				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", b.Endpoint, b.State, b.InFlight, b.Slots, b.URL, b.LastError)
+				fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", b.Endpoint, backendStatus(b), b.InFlight, b.Slots, b.URL, b.LastError)
 			}
 		})
 	}
 	return c
+}
+
+// backendStatus is a backend's health in the words of headgate backends. A node of an earlier release tells only its state.
+func backendStatus(b admin.Backend) string {
+	return backendState(admin.BackendState{
+		State: b.State, Leaving: b.Draining, Breaker: b.Breaker, Ejected: b.Ejected, Drained: b.Drained, PausedMS: b.PausedMS,
+		Share: cmp.Or(b.Share, 1), Stale: b.Stale, Overflow: b.Overflow,
+	})
 }
 
 // printCluster says where a node stands in its cluster, if it has one.

@@ -81,6 +81,9 @@ func (f *fakeCluster) config() admin.Config {
 			return admin.Status{Node: "gw-1", Version: "v1", Ready: true, Degraded: "no owner in reach", PolicyRevision: 4, PolicySource: "ledger", Models: []string{"m"}, Cluster: &admin.ClusterStatus{
 				Name: "west", ID: "00112233445566778899aabbccddeeff", Incarnation: "ab", Leader: "gw-2", Epoch: 3, Members: []string{"gw-1", "gw-2"},
 				ViewLease: admin.ViewLease{Held: true, UntilMS: 812}, Partitions: 2047, Waiting: 5, Owing: []string{"gw-2"},
+			}, Backends: []admin.Backend{
+				{Name: "vllm", Endpoint: "vllm@10.0.0.1:8000", State: "up", Draining: true, Slots: 64, Breaker: "half_open", Drained: true, Ejected: true, PausedMS: 2340, Share: 0.25, Stale: true, Overflow: true},
+				{Name: "older", Endpoint: "older", State: "down", URL: "http://o", InFlight: 3, LastError: "refused"}, // as a node of an earlier release has it
 			}}
 		},
 		Tenants: func() []admin.Tenant { return []admin.Tenant{{Name: "acme"}, {Name: "other"}} },
@@ -252,6 +255,7 @@ func TestCommandsAsk(t *testing.T) {
 		says []string
 	}{
 		{"status", nil, []string{"gw-1 (v1), ready", "west (001122334455), leader gw-2", "epoch 3: gw-1, gw-2; lease held, 812 ms left", "2047 owned, 5 of them waiting", "slots       some are not lent until it is known what gw-2 has in use", "degraded    no owner in reach"}},
+		{"status", nil, []string{"\nvllm@10.0.0.1:8000  up, drained, leaving, breaker half open, ejected, paused 2.3s, starting (25 %), metrics stale, overflow  0 ", "\nolder               down                                                                                                     3 "}},
 		{"members", nil, []string{"NODE", "leader", "2047", "0123456789ab ", "this one", "failed", "no answer"}},
 		{"members remove gw-2", "gw-2", []string{"gw-2 is out"}},
 		{"apply -f " + policy, admin.PolicyChange{Text: []byte("version: 1\n")}, []string{"+ x\nwarning: plan p has no tenant\n1 changes applied as revision 5"}},

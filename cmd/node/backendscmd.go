@@ -16,7 +16,9 @@ import (
 )
 
 // backends are all endpoints, as this node sees them and as the queue's node last said.
-func (n *Node) backends(context.Context) ([]admin.BackendState, error) {
+func (n *Node) backends(context.Context) ([]admin.BackendState, error) { return n.backendStates(), nil }
+
+func (n *Node) backendStates() []admin.BackendState {
 	queued := n.admission.dispatch.State().Backends
 	var out []admin.BackendState
 	for _, b := range n.pool.Status() {
@@ -34,7 +36,7 @@ func (n *Node) backends(context.Context) ([]admin.BackendState, error) {
 		}
 		out = append(out, a)
 	}
-	return out, nil
+	return out
 }
 
 // setDrain takes a backend, or one of its endpoints, out of use in the whole cluster, or gives it back.
@@ -59,10 +61,54 @@ func (n *Node) setDrain(ctx context.Context, by admin.Actor, c admin.DrainChange
 	case err != nil || !c.On:
 	case !one:
 		done.Warnings = n.drainedOut(name)
-	case !slices.ContainsFunc(n.pool.Status(), func(b upstream.BackendStatus) bool { return b.Endpoint == c.Backend }):
-		done.Warnings = []string{fmt.Sprintf("this node knows no endpoint %q now; it is drained should it come", c.Backend)}
+	default:
+		done.Warnings = n.unknownEndpoint(name, c.Backend)
 	}
 	return done, err
+}
+
+// maxEndpointsNamed bounds the endpoints that stand in a warning.
+const maxEndpointsNamed = 9
+
+// unknownEndpoint warns where a backend has no such endpoint as far as this node knows, and says which it has.
+func (n *Node) unknownEndpoint(backend, endpoint string) (warnings []string) {
+	warning := fmt.Sprintf("this node knows no endpoint %q now", endpoint)
+	var there []string
+	for _, b := range n.pool.Status() {
+		switch {
+		case b.Endpoint == endpoint:
+			return nil
+		case b.Name != backend:
+		case b.Endpoint == backend:
+			return []string{fmt.Sprintf("%s, and %s has one address: headgate drain %s drains it", warning, backend, backend)}
+		case strings.HasPrefix(b.Endpoint, endpoint+":"): // the port was forgotten
+			return []string{fmt.Sprintf("%s; it is drained should it come; did you mean %q?", warning, b.Endpoint)}
+		default:
+			there = append(there, b.Endpoint)
+		}
+	}
+	warning += "; it is drained should it come"
+	if more := len(there) - maxEndpointsNamed; more > 0 {
+		there = append(there[:maxEndpointsNamed], fmt.Sprintf("%d more", more))
+	}
+	if len(there) > 0 {
+		warning += "; there are " + strings.Join(there, ", ")
+	}
+	return []string{warning}
+}
+
+// auditEntry words an entry of the audit log for people: a drain is a rung to the ledger, and none to them.
+func auditEntry(e *ledger.AuditEntry) admin.AuditEntry {
+	out := admin.AuditEntry{Index: e.Index, At: e.Time, Actor: e.Actor, Action: e.Action, Object: e.Object, Before: e.Before, After: e.After}
+	backend, ok := (&ledger.Rung{Name: e.Object}).Drains()
+	switch {
+	case !ok:
+	case e.Action == "ladder.set":
+		out.Action, out.Object = "backend.drain", backend
+	case e.Action == "ladder.clear":
+		out.Action, out.Object = "backend.undrain", backend
+	}
+	return out
 }
 
 // CheckBackends says which backends of a valid policy a node on this machine could not use, such as one whose key's

@@ -63,7 +63,15 @@ func TestDrains(t *testing.T) {
 		t.Errorf("in the audit log: %+v", entry)
 	}
 
+	if s := must[admin.Status](t, n, 200, "GET", "status", rootBearer, ""); len(s.Backends) != 2 || !s.Backends[0].Drained || s.Backends[1].Drained || s.Backends[0].Breaker != "closed" || s.Backends[0].Share != 1 {
+		t.Errorf("status: %+v", s.Backends)
+	}
+
 	must[admin.Done](t, n, 200, "PUT", "backends/vllm-a/drain", rootBearer, `{"on": false}`)
+	log := must[[]admin.AuditEntry](t, n, 200, "GET", "audit?limit=2&object=vllm-a", rootBearer, "")
+	if len(log) != 2 || log[0].Action != "backend.drain" || log[0].Object != "vllm-a" || !strings.Contains(log[0].After, "new weights") || log[1].Action != "backend.undrain" || log[1].Object != "vllm-a" {
+		t.Errorf("the audit log says %+v", log)
+	}
 	waitFor(t, "vllm-a is served again", func() bool { return chat(t, n, "node-test-key-0123") == http.StatusOK })
 	if shown("vllm-a").Drained {
 		t.Error("vllm-a is shown as drained")
@@ -75,8 +83,34 @@ func TestDrains(t *testing.T) {
 	}
 	refusedWith(t, n, 404, "not_found", "headgate backends lists them", "PUT", "backends/none@10.0.0.1:80/drain", rootBearer, `{"on": true}`)
 	d = must[admin.Done](t, n, 200, "PUT", "backends/vllm-b@10.0.0.1:80/drain", rootBearer, `{"on": true}`)
-	if len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], "knows no endpoint") || shown("vllm-b").Drained {
+	const none = `this node knows no endpoint "vllm-b@10.0.0.1:80" now, and vllm-b has one address: headgate drain vllm-b drains it`
+	if len(d.Warnings) != 1 || d.Warnings[0] != none || shown("vllm-b").Drained {
 		t.Errorf("of an endpoint: %q", d.Warnings)
+	}
+	must[admin.Done](t, n, 200, "PUT", "ladder/shed_cost", rootBearer, `{"on": true}`)
+	if log := must[[]admin.AuditEntry](t, n, 200, "GET", "audit?limit=1", rootBearer, ""); log[0].Action != "ladder.set" || log[0].Object != "shed_cost" {
+		t.Errorf("the audit log says of a rung %+v", log)
+	}
+}
+
+// TestDrainOfAnEndpointThatIsNotThere: it is drained should it come, and the warning has those that may have been meant.
+func TestDrainOfAnEndpointThatIsNotThere(t *testing.T) {
+	server := answeringServer(t)
+	pods := "dns" + strings.TrimPrefix(server, "http")
+	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(drainPolicy, pods)) })
+	waitFor(t, "both backends are up", func() bool { return n.pool.Up() == 2 })
+	there := "vllm-a@" + strings.TrimPrefix(server, "http://")
+	for name, want := range map[string]string{
+		"vllm-a@127.0.0.1":    fmt.Sprintf("; did you mean %q?", there),
+		"vllm-a@10.9.8.7:443": "; there are " + there,
+	} {
+		d := must[admin.Done](t, n, 200, "PUT", "backends/"+name+"/drain", rootBearer, `{"on": true}`)
+		if want = fmt.Sprintf("this node knows no endpoint %q now; it is drained should it come", name) + want; len(d.Warnings) != 1 || d.Warnings[0] != want {
+			t.Errorf("got %q, want %q", d.Warnings, want)
+		}
+	}
+	if d := must[admin.Done](t, n, 200, "PUT", "backends/"+there+"/drain", rootBearer, `{"on": true}`); len(d.Warnings) != 0 {
+		t.Errorf("of one that is there: %q", d.Warnings)
 	}
 }
 

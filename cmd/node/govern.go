@@ -388,8 +388,8 @@ func (n *Node) revokeToken(ctx context.Context, by admin.Actor, name string) (ad
 func (n *Node) audit(_ context.Context, f admin.AuditFilter) ([]admin.AuditEntry, error) {
 	entries := n.cluster.Ledger().Audit(f.Limit, ledger.AuditFilter{Actor: f.Actor, Object: f.Object, Since: f.Since})
 	out := make([]admin.AuditEntry, 0, len(entries))
-	for _, e := range slices.Backward(entries) { // the newest last
-		out = append(out, admin.AuditEntry{Index: e.Index, At: e.Time, Actor: e.Actor, Action: e.Action, Object: e.Object, Before: e.Before, After: e.After})
+	for i := range slices.Backward(entries) { // the newest last
+		out = append(out, auditEntry(&entries[i]))
 	}
 	return out, nil
 }

@@ -147,9 +147,10 @@ func (n *Node) status() admin.Status {
 	for _, m := range p.Models {
 		s.Models = append(s.Models, m.Name)
 	}
-	for _, b := range n.pool.Status() {
+	for _, b := range n.backendStates() {
 		s.Backends = append(s.Backends, admin.Backend{
-			Name: b.Name, Endpoint: b.Endpoint, URL: b.URL, State: b.State.String(), Draining: b.Draining, InFlight: b.InFlight, Slots: b.Slots, LastError: b.LastError,
+			Name: b.Backend, Endpoint: b.Endpoint, URL: b.URL, State: b.State, Draining: b.Leaving, InFlight: b.InFlight, Slots: int(b.Slots), LastError: b.LastError,
+			Breaker: b.Breaker, Ejected: b.Ejected, Drained: b.Drained, PausedMS: b.PausedMS, Share: b.Share, Stale: b.Stale, Overflow: b.Overflow,
 		})
 	}
 	return s

@@ -59,10 +59,18 @@ type Backend struct {
 	Endpoint  string `json:"endpoint"`
 	URL       string `json:"url"`
 	State     string `json:"state"`
-	Draining  bool   `json:"draining,omitempty"`
+	Draining  bool   `json:"draining,omitempty"` // as BackendState.Leaving; what follows is as there
 	InFlight  int    `json:"in_flight"`
 	Slots     int    `json:"slots"` // 0: unbounded
 	LastError string `json:"last_error,omitempty"`
+
+	Breaker  string  `json:"breaker,omitempty"`
+	Ejected  bool    `json:"ejected,omitempty"`
+	Drained  bool    `json:"drained,omitempty"`
+	PausedMS int64   `json:"paused_ms,omitempty"`
+	Share    float64 `json:"share,omitempty"`
+	Stale    bool    `json:"stale,omitempty"`
+	Overflow bool    `json:"overflow,omitempty"`
 }
 
 // PolicyChange asks for a policy to be put in force.
