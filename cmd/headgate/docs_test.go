@@ -350,6 +350,13 @@ func TestDeploy(t *testing.T) {
 	if _, err := p.Index(time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), 1, ledger.Share{}, nil); err != nil {
 		t.Error(err)
 	}
+	if warnings := p.Warnings(); len(warnings) > 0 {
+		t.Errorf("whoever applies it is warned: %q", warnings)
+	}
+	learnt := slices.ContainsFunc(p.Backends, func(b ledger.Backend) bool { return b.Learn != nil })
+	if !learnt || p.Capacity == (ledger.Capacity{}) || len(p.Ladder) < 3 || len(p.Routes) < 2 {
+		t.Error("it does not show what the fleet does when it is full")
+	}
 	cfg := hgnode.Defaults()
 	if err := cfg.ReadConfig("deploy/headgate.yaml"); err != nil {
 		t.Fatal(err)
