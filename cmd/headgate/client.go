@@ -277,7 +277,15 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 			for _, c := range commands {
 				names = append(names, c.Name())
 			}
-			return usageError{fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), ledger.Hint(args[0], names))}
+			hint := ledger.Hint(args[0], names)
+			switch {
+			case hint != "":
+			case len(names) == 1:
+				hint = fmt.Sprintf("; write %s %s %s", c.CommandPath(), names[0], args[0])
+			default:
+				hint = "; there are " + strings.Join(names, ", ")
+			}
+			return usageError{fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)}
 		}
 		return c.Help()
 	}}

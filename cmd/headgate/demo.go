@@ -48,7 +48,11 @@ func demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run nodes before a simulated vLLM (or --upstream URL) and stream one answer through them",
-		Args:  exactly(0),
+		Long: "Run nodes before a simulated vLLM, or before --upstream URL, and stream one answer through them.\n" +
+			"It prints a curl and goes on until Ctrl-C, which stops all of it and removes its data. With\n" +
+			"--nodes 1 it is one node, which is enough to try things out.",
+		Example: "  headgate demo\n  headgate demo --nodes 1 --upstream http://127.0.0.1:8000",
+		Args:    exactly(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if cfg.nodes < 1 || cfg.nodes > maxDemoNodes {
 				return usageError{fmt.Errorf("nodes: %d is not between 1 and %d", cfg.nodes, maxDemoNodes)}

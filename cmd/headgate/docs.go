@@ -8,6 +8,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"headgate/cluster/ledger"
 )
 
 //go:embed docs/*.md
@@ -15,7 +17,7 @@ var pages embed.FS
 
 func docsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "docs [PAGE]", Short: "Print the documentation: without a page, the list of pages",
+		Use: "docs [PAGE]", Short: "Print the documentation: without a page, the list of pages", Example: "  headgate docs\n  headgate docs capacity",
 		RunE: func(c *cobra.Command, args []string) error {
 			list, err := pages.ReadDir("docs")
 			if err != nil {
@@ -30,7 +32,8 @@ func docsCommand() *cobra.Command {
 			}
 			text, err := pages.ReadFile("docs/" + args[0] + ".md")
 			if err != nil || len(args) > 1 {
-				return usageError{fmt.Errorf("there is no page %q; the pages are %s", strings.Join(args, " "), strings.Join(names, ", "))}
+				page := strings.Join(args, " ")
+				return usageError{fmt.Errorf("there is no page %q; the pages are %s%s", page, strings.Join(names, ", "), ledger.Hint(page, names))}
 			}
 			_, err = c.OutOrStdout().Write(text)
 			return err

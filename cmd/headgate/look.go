@@ -157,6 +157,9 @@ func explainCommand() *cobra.Command {
 	var q admin.ExplainRequest
 	c := &cobra.Command{
 		Use: "explain", Short: "Say whether a request would be admitted now, and why", Args: exactly(0),
+		Long: "Say whether a request would be admitted now, and why: how each limit and budget sees it, which model\n" +
+			"a route sends it to, which rungs of the ladder and cut-offs would meet it, and which backends it may\n" +
+			"go to, with their queues. Nothing is charged.",
 		Example: "  headgate explain --tenant acme --model llama-8b --input 1200 --output 300\n" +
 			"  headgate explain --tenant acme --model llama-8b --class background --header 'X-Team: search'",
 	}

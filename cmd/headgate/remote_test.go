@@ -678,7 +678,7 @@ func TestOfflineKeyIsAPolicysKey(t *testing.T) {
 // TestEveryCommandHelps: help has a sentence, and examples where there are flags to set.
 func TestEveryCommandHelps(t *testing.T) {
 	t.Parallel()
-	for _, args := range []string{"apply", "kill", "keys create", "keys rotate", "tokens create", "node override", "ledger backup", "ledger restore", "members", "audit", "doctor", "budgets show", "budgets credit", "budgets charge", "budgets holders", "budgets release", "usage export", "usage top"} {
+	for _, args := range []string{"apply", "kill", "keys create", "keys rotate", "tokens create", "node override", "ledger backup", "ledger restore", "members", "audit", "doctor", "budgets show", "budgets credit", "budgets charge", "budgets holders", "budgets release", "usage export", "usage top", "demo", "docs", "status", "explain"} {
 		r := runCLI(t, nil, append(strings.Fields(args), "--help")...)
 		if r.code != 0 {
 			t.Errorf("%+v", r)

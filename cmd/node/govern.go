@@ -422,7 +422,7 @@ func (n *Node) removeMember(ctx context.Context, by admin.Actor, name string) (a
 	case errors.Is(err, cluster.ErrAlive):
 		return admin.Done{}, &admin.Error{Code: admin.Conflict, Err: err}
 	case errors.Is(err, cluster.ErrNoMember):
-		return admin.Done{}, &admin.Error{Code: admin.NotFound, Err: err}
+		return admin.Done{}, &admin.Error{Code: admin.NotFound, Err: fmt.Errorf("%w; headgate members lists those that are", err)}
 	case errors.Is(err, ledger.ErrNoLeader):
 		return admin.Done{}, &admin.Error{Code: admin.NoQuorum, Err: err}
 	case errors.Is(err, ledger.ErrUnknownOutcome):

@@ -378,3 +378,9 @@ func TestFollowerGoverns(t *testing.T) {
 	}
 	waitFor(t, "the key works on both again", func() bool { return chat(t, leader, key) == 200 && chat(t, follower, key) == 200 })
 }
+
+// TestRemovingNobody: a name that no node has is told from one that is not to be removed.
+func TestRemovingNobody(t *testing.T) {
+	n := start(t, func(c *Config) { c.Policy = policyFile(t, fmt.Sprintf(drainPolicy, answeringServer(t))) })
+	refusedWith(t, n, 404, "not_found", "headgate members lists those that are", "DELETE", "members/gw-9", rootBearer, "")
+}
