@@ -31,7 +31,8 @@ const (
 	// one said is said again.
 	maxFlight = 64
 	// maxAsked bounds the asks of which it is remembered whom they went to; a power of two.
-	maxAsked = 1 << 13
+	maxAsked   = 1 << 13
+	firstAsked = 1 << 6
 	// maxTerms bounds the limits that are shared between leases.
 	maxTerms = 1 << 12
 	// maxRefusal bounds how long a refusal lease counts.
@@ -123,7 +124,7 @@ type flown struct {
 // NewHolder returns a holder of nothing, before its first view.
 func NewHolder(c HolderConfig) *Holder {
 	c.MaxBuckets = cmp.Or(c.MaxBuckets, DefaultMaxBuckets)
-	h := &Holder{cfg: c, seed: maphash.MakeSeed(), terms: map[period]*terms{}, asks: make([]asked, maxAsked)}
+	h := &Holder{cfg: c, seed: maphash.MakeSeed(), terms: map[period]*terms{}, asks: make([]asked, firstAsked)}
 	h.table.Store(newIndex(firstSlots))
 	return h
 }

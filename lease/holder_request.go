@@ -94,7 +94,7 @@ func (a *Ask) mayLend() bool {
 
 // sendsOff notes whom an ask goes to.
 func (h *Holder) sendsOff(a *Ask, owner uint64, now int64) {
-	h.asks[a.ID%maxAsked] = asked{id: a.ID, owner: owner, peek: a.Peek}
+	h.remember(asked{id: a.ID, owner: owner, peek: a.Peek})
 	if a.Peek {
 		return
 	}
@@ -310,7 +310,7 @@ func (h *Holder) Decided(cs []limiter.Charge, which uint32, d *AskDecision, sent
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	at := h.cfg.Clock() // R7: not what it was before somebody else had the lock
-	a := &h.asks[d.ID%maxAsked]
+	a := &h.asks[d.ID%uint64(len(h.asks))]
 	order := indices(which, len(cs))
 	if d.ID == 0 || a.id != d.ID || len(d.Charges) != 0 && len(d.Charges) != len(order) ||
 		len(d.Charges) == 0 && d.Refused >= -1 || d.Refused >= len(order) || d.Refused < NotOwner {
@@ -465,4 +465,16 @@ func (h *Holder) refundRest(cs []limiter.Charge, order []int, owner uint64, ds [
 			h.enqueue(s)
 		}
 	}
+}
+
+// remember notes whom an ask went to. IDs come in order, so that the ring is full when one is as large as it.
+func (h *Holder) remember(a asked) {
+	if n := uint64(len(h.asks)); a.id >= n && n < maxAsked {
+		grown := make([]asked, 2*n)
+		for _, old := range h.asks {
+			grown[old.id%(2*n)] = old
+		}
+		h.asks = grown
+	}
+	h.asks[a.id%uint64(len(h.asks))] = a
 }

@@ -108,31 +108,61 @@ type Arrival struct {
 	Node   int32 // where it arrives, if that node is there
 }
 
-// Demand is all that arrives, by time: a Poisson process at each node, or the Replay, which is not to be changed.
-// No cost is above the burst, which no bucket could ever admit.
+// Demand is all that arrives, by time. No cost is above the burst, which no bucket could ever admit.
 func (c *Cell) Demand() []Arrival {
 	if c.Replay != nil {
 		return c.Replay
 	}
-	r := rand.New(rand.NewPCG(c.Seed, 1))
-	each := float64(time.Second) * c.Mean / (c.Load * c.rate() * float64(c.tenants()))
-	ends := float64(c.length())
-	nodes := newWheel(c.Nodes, func(i int) float64 {
+	d := c.drawer()
+	if c.tenants() == 1 {
+		return d.of(0)
+	}
+	var as []Arrival
+	for t := range c.tenants() {
+		as = append(as, d.of(t)...)
+	}
+	slices.SortStableFunc(as, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
+	return as
+}
+
+// drawer draws the demand of one tenant at a time. It may be used by many at once.
+type drawer struct {
+	c     *Cell
+	nodes wheel
+	rate  float64 // requests a ns of the first tenant
+	ends  float64
+}
+
+func (c *Cell) drawer() *drawer {
+	d := &drawer{c: c, ends: float64(c.length())}
+	d.nodes = newWheel(c.Nodes, func(i int) float64 {
 		if c.Zipf {
 			return 1 / float64(i+1)
 		}
 		return 1
 	})
-	tenants := newWheel(c.tenants(), func(i int) float64 { return math.Pow(float64(i+1), -c.TenantSkew) })
-	as := make([]Arrival, 0, int(ends/each*1.01)+16)
-	for t := r.ExpFloat64() * each; t < ends; t += r.ExpFloat64() * each {
-		a := Arrival{At: int64(t), Node: int32(nodes.draw(r))}
+	weights := 0.0
+	for i := range c.tenants() {
+		weights += c.weight(i)
+	}
+	d.rate = c.Load * c.rate() * float64(c.tenants()) / c.Mean / float64(time.Second) / weights
+	return d
+}
+
+// weight is a tenant's demand beside the first one's.
+func (c *Cell) weight(tenant int) float64 { return math.Pow(float64(tenant+1), -c.TenantSkew) }
+
+// of is one tenant's demand: a Poisson process, each request at a node by chance.
+func (d *drawer) of(tenant int) []Arrival {
+	c := d.c
+	r := rand.New(rand.NewPCG(c.Seed, uint64(tenant)+1))
+	each := 1 / (d.rate * c.weight(tenant))
+	as := make([]Arrival, 0, int(d.ends/each*1.05)+4)
+	for t := r.ExpFloat64() * each; t < d.ends; t += r.ExpFloat64() * each {
+		a := Arrival{At: int64(t), Node: int32(d.nodes.draw(r)), Tenant: int32(tenant)}
 		a.Cost = c.cost(r)
-		if c.Tenants > 1 {
-			a.Tenant = int32(tenants.draw(r))
-		}
 		if c.Spread > 0 && c.Spread < c.Nodes { // the n-th of the tenant's own nodes stands for the n-th of all
-			first := splitmix(c.Seed, uint64(a.Tenant)) % uint64(c.Nodes)
+			first := splitmix(c.Seed, uint64(tenant)) % uint64(c.Nodes)
 			a.Node = int32((first + uint64(int(a.Node)%c.Spread)) % uint64(c.Nodes))
 		}
 		as = append(as, a)

@@ -4,23 +4,24 @@ import (
 	"time"
 )
 
-// entrant is a contender by its name.
-type entrant struct {
-	name string
-	make func(c *Cell) contender
+// Policy is a way to keep a limit over many nodes.
+type Policy struct {
+	Name string
+	make func(c *Cell) contender // the simulator's
 }
 
-const headgate = "headgate"
+// Headgate is the name of the policy that this is all about.
+const Headgate = "headgate"
 
-// contenders are all that run in every cell, Headgate last.
-func contenders() []entrant {
+// Policies are all that run in every cell, Headgate last.
+func Policies() []Policy {
 	block := func(size func(c *Cell) float64) func(c *Cell) contender {
 		return func(c *Cell) contender { return &blocks{size: size(c)} }
 	}
 	counting := func(every time.Duration) func(*Cell) contender {
 		return func(*Cell) contender { return &counted{every: int64(every)} }
 	}
-	return []entrant{
+	return []Policy{
 		{"each request asks", func(*Cell) contender { return &direct{} }},
 		{"rate/N", func(*Cell) contender { return &split{} }},
 		{"blocks of 5 requests", block(func(c *Cell) float64 { return 5 * c.Mean })},
@@ -30,6 +31,6 @@ func contenders() []entrant {
 		{"counted after 100ms", counting(100 * time.Millisecond)},
 		{"counted after 250ms", counting(250 * time.Millisecond)},
 		{"counted after 500ms", counting(500 * time.Millisecond)},
-		{headgate, func(*Cell) contender { return &cores{} }},
+		{Headgate, func(*Cell) contender { return &cores{} }},
 	}
 }

@@ -34,6 +34,8 @@ type node struct {
 	later   []*waiter
 	asks    []lease.Ask
 	waiting map[uint64]*waiter // by ask
+	phase   int64              // of its keep-alives
+	keeping bool               // the next one is due
 	flying  bool               // a request other than a keep-alive is under way
 	woken   bool
 }
@@ -79,10 +81,7 @@ func (s *cores) start(w *world) {
 		n.holder = lease.NewHolder(lease.HolderConfig{Self: firstHolder + uint64(i), Clock: s.instant, Wake: func(uint64) { n.woken = true }})
 		n.holder.Step(view)
 		s.holders = append(s.holders, n)
-		w.after(w.rand.Int64N(int64(lease.KeepEvery)), func() {
-			s.keepAlive(n)
-			w.every(int64(lease.KeepEvery), func() { s.keepAlive(n) })
-		})
+		n.phase = w.rand.Int64N(int64(lease.KeepEvery))
 	}
 }
 
@@ -147,12 +146,23 @@ func (s *cores) send(n *node) {
 	})
 }
 
-func (s *cores) keepAlive(n *node) {
-	if n.flying || len(n.holder.Owners()) == 0 {
+// keepLater has a node keep alive, each quarter of a second, as long as an owner counts on it.
+func (s *cores) keepLater(n *node) {
+	if n.keeping || len(n.holder.Owners()) == 0 {
 		return
 	}
-	s.w.kept++
-	s.exchange(n, func() {})
+	n.keeping = true
+	every := int64(lease.KeepEvery)
+	s.w.after(every-(s.w.now-n.phase+every)%every, func() {
+		n.keeping = false
+		if n.flying || len(n.holder.Owners()) == 0 {
+			s.keepLater(n)
+			return
+		}
+		s.w.kept++
+		s.exchange(n, func() {})
+		s.keepLater(n)
+	})
 }
 
 // exchange is one request and its answer.
@@ -213,6 +223,7 @@ func (s *cores) tick() {
 
 func (s *cores) receive(n *node, r *lease.Response) {
 	n.holder.Handle(r)
+	s.keepLater(n)
 	for i := range r.Decisions {
 		d := &r.Decisions[i]
 		x := n.waiting[d.ID]

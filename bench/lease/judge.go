@@ -63,8 +63,8 @@ type Result struct {
 	Local float64
 	// Stranded is what lay at nodes while somebody was refused, on average, in bursts.
 	Stranded float64
-	// P50, P99 and P999 are of the time from arrival to decision.
-	P50, P99, P999 time.Duration
+	// Mean, P50, P99 and P999 are of the time from arrival to decision.
+	Mean, P50, P99, P999 time.Duration
 	// Bytes and CPU are per request; -1: the engine cannot tell.
 	Bytes float64
 	CPU   time.Duration
@@ -98,90 +98,188 @@ const (
 
 // Judge measures a policy by what an engine saw, against one ideal bucket a tenant that is fed the same.
 func Judge(c Cell, e *Evidence) Result {
-	r := Result{Cell: c, Requests: len(e.Demand), Busy: -1, Bytes: -1, CPU: -1, Recovery: -1, Stranded: e.Stranded}
-	n, seconds := float64(len(e.Demand)), c.length().Seconds()
-	r.course(e)
-	ideal := make([]limiter.State, c.tenants())
-	var units, requests, idealUnits, idealRequests, wrong, local, lost float64
-	took := make([]int64, 0, len(e.Demand))
+	t := newTally(&c, e.FaultAt)
+	if c.tenants() == 1 {
+		t.add(e.Demand, e.Fates)
+	} else {
+		demand, fates := byTenant(c.tenants(), e)
+		for i := range demand {
+			t.add(demand[i], fates[i])
+		}
+	}
+	t.count(e)
+	return t.result()
+}
+
+// byTenant takes evidence apart.
+func byTenant(tenants int, e *Evidence) (demand [][]Arrival, fates [][]Fate) {
+	demand, fates = make([][]Arrival, tenants), make([][]Fate, tenants)
 	for i := range e.Demand {
-		a, f := &e.Demand[i], &e.Fates[i]
-		part := int(a.At / int64(r.Course.Step))
-		r.Course.Arrived[part] += float64(a.Cost)
-		fits := c.Limit.Take(&ideal[a.Tenant], epoch+a.At, a.Cost, limiter.Refuse).Admitted
+		t := e.Demand[i].Tenant
+		demand[t], fates[t] = append(demand[t], e.Demand[i]), append(fates[t], e.Fates[i])
+	}
+	return demand, fates
+}
+
+// tally sums up what happened, tenant by tenant.
+type tally struct {
+	r     Result
+	seen  []int // requests by node
+	trips []int
+	took  []int64 // decisions that took any time, ns
+	sums
+	stranded float64 // summed over tenants
+	cpu      time.Duration
+	bytes    int64
+	kept     int
+	pushed   int
+}
+
+// sums are of units, where it does not say requests.
+type sums struct {
+	n, units, requests, ideal, idealRequests, wrong, local, lost, decided, wait, beyond float64
+}
+
+func newTally(c *Cell, faultAt time.Duration) *tally {
+	t := &tally{r: Result{Cell: *c, Busy: -1, Bytes: -1, CPU: -1, Recovery: -1}, seen: make([]int, c.Nodes), trips: make([]int, c.Nodes)}
+	length := c.length()
+	step := max(minPart, (length+maxParts-1)/maxParts)
+	parts := int(length/step) + 1
+	t.r.Course = Course{
+		Step: step, FaultAt: faultAt,
+		Arrived: make([]float64, parts), Ideal: make([]float64, parts), Admitted: make([]float64, parts), Slowest: make([]time.Duration, parts),
+	}
+	return t
+}
+
+// add takes all requests of one tenant, by time.
+func (t *tally) add(demand []Arrival, fates []Fate) {
+	c, course := &t.r.Cell, &t.r.Course
+	var ideal limiter.State
+	log := make([]spent, 0, len(demand))
+	for i := range demand {
+		a, f := &demand[i], &fates[i]
+		cost := float64(a.Cost)
+		at := min(int(a.At/int64(course.Step)), len(course.Ideal)-1)
+		t.n++
+		if int(a.Node) < len(t.seen) {
+			t.seen[a.Node]++
+		}
+		course.Arrived[at] += cost
+		fits := c.Limit.Take(&ideal, epoch+a.At, a.Cost, limiter.Refuse).Admitted
 		if fits {
-			idealUnits += float64(a.Cost)
-			idealRequests++
-			r.Course.Ideal[part] += float64(a.Cost)
+			t.ideal += cost
+			t.idealRequests++
+			course.Ideal[at] += cost
 		}
 		switch {
 		case f.Admitted:
-			units += float64(a.Cost)
-			requests++
-			r.Course.Admitted[part] += float64(a.Cost)
+			t.units += cost
+			t.requests++
+			course.Admitted[at] += cost
+			log = append(log, spent{f.At, a.Cost})
 		case f.Lost:
-			lost++
+			t.lost++
 		case fits:
-			wrong++
+			t.wrong++
 		}
 		if f.Local {
-			local++
+			t.local++
 		}
 		if f.Decided {
-			took = append(took, f.Took)
-			r.Course.Slowest[part] = max(r.Course.Slowest[part], time.Duration(f.Took))
+			t.decided++
+			course.Slowest[at] = max(course.Slowest[at], time.Duration(f.Took))
+			if f.Took > 0 {
+				t.wait += float64(f.Took)
+				t.took = append(t.took, f.Took)
+			}
 		}
 	}
-	r.Over, r.OverAll = excess(&c, e)
-	r.Admitted, r.AdmittedRequests = units/idealUnits, requests/idealRequests
-	r.IdealRefused, r.FalseRefused, r.Local, r.Lost = 1-idealRequests/n, wrong/n, local/n, lost/n
-	slices.Sort(took)
-	r.P50, r.P99, r.P999 = quantile(took, .5), quantile(took, .99), quantile(took, .999)
-	r.messages(e, n, seconds)
-	if e.CPU > 0 {
-		r.CPU = time.Duration(float64(e.CPU) / n)
+	worst, beyond := over(&c.Limit, log)
+	t.r.Over, t.beyond = max(t.r.Over, worst), t.beyond+beyond
+}
+
+// count adds messages and what they cost.
+func (t *tally) count(e *Evidence) {
+	for i, n := range e.Trips {
+		if i < len(t.trips) {
+			t.trips[i] += n
+		}
 	}
-	if e.FaultAt > 0 {
+	t.kept, t.pushed, t.bytes, t.cpu, t.stranded = t.kept+e.Kept, t.pushed+e.Pushed, t.bytes+e.Bytes, t.cpu+e.CPU, t.stranded+e.Stranded
+}
+
+// merge adds what another tally has, of other tenants.
+func (t *tally) merge(o *tally) {
+	for i := range t.seen {
+		t.seen[i] += o.seen[i]
+		t.trips[i] += o.trips[i]
+	}
+	c, d := &t.r.Course, &o.r.Course
+	for i := range c.Ideal {
+		c.Arrived[i] += d.Arrived[i]
+		c.Ideal[i] += d.Ideal[i]
+		c.Admitted[i] += d.Admitted[i]
+		c.Slowest[i] = max(c.Slowest[i], d.Slowest[i])
+	}
+	t.took = append(t.took, o.took...)
+	t.r.Over = max(t.r.Over, o.r.Over)
+	a, b := &t.sums, &o.sums
+	*a = sums{
+		a.n + b.n, a.units + b.units, a.requests + b.requests, a.ideal + b.ideal, a.idealRequests + b.idealRequests, a.wrong + b.wrong,
+		a.local + b.local, a.lost + b.lost, a.decided + b.decided, a.wait + b.wait, a.beyond + b.beyond,
+	}
+	t.kept, t.pushed, t.bytes, t.cpu, t.stranded = t.kept+o.kept, t.pushed+o.pushed, t.bytes+o.bytes, t.cpu+o.cpu, t.stranded+o.stranded
+}
+
+// result is what it comes to.
+func (t *tally) result() Result {
+	r, seconds := t.r, t.r.length().Seconds()
+	r.Requests = int(t.n)
+	r.Admitted, r.AdmittedRequests, r.OverAll = part(t.units, t.ideal), part(t.requests, t.idealRequests), 0
+	if t.units > 0 {
+		r.OverAll = t.beyond / t.units
+	}
+	n := max(t.n, 1)
+	r.IdealRefused, r.FalseRefused, r.Local, r.Lost = 1-t.idealRequests/n, t.wrong/n, t.local/n, t.lost/n
+	slices.Sort(t.took)
+	free := int(t.decided) - len(t.took) // took no time
+	r.Mean = time.Duration(t.wait / max(t.decided, 1))
+	r.P50, r.P99, r.P999 = quantile(free, t.took, .5), quantile(free, t.took, .99), quantile(free, t.took, .999)
+	var trips, busyTrips, busySeen int
+	for i, of := range t.trips {
+		trips += of
+		if float64(t.seen[i]) >= busy*seconds {
+			busyTrips += of
+			busySeen += t.seen[i]
+		} else {
+			r.Quiet = max(r.Quiet, float64(of)/seconds)
+		}
+	}
+	r.Trips, r.Pushed = float64(trips)/n, float64(t.pushed)/n
+	if busySeen > 0 {
+		r.Busy = float64(busyTrips) / float64(busySeen)
+	}
+	r.Kept = float64(t.kept) / seconds / float64(r.Nodes)
+	r.Stranded = t.stranded / float64(r.tenants())
+	if t.bytes > 0 {
+		r.Bytes = float64(t.bytes) / n
+	}
+	if t.cpu > 0 {
+		r.CPU = time.Duration(float64(t.cpu) / n)
+	}
+	if r.Course.FaultAt > 0 {
 		r.Recovery = r.Course.recovery()
 	}
 	return r
 }
 
-func (r *Result) course(e *Evidence) {
-	length := r.length()
-	step := max(minPart, (length+maxParts-1)/maxParts)
-	parts := int(length/step) + 1
-	r.Course = Course{
-		Step: step, FaultAt: e.FaultAt,
-		Arrived: make([]float64, parts), Ideal: make([]float64, parts), Admitted: make([]float64, parts), Slowest: make([]time.Duration, parts),
+// part is a of b; of nothing it is all.
+func part(a, b float64) float64 {
+	if b == 0 {
+		return 1
 	}
-}
-
-// messages counts those of a result.
-func (r *Result) messages(e *Evidence, n, seconds float64) {
-	seen := make([]int, max(r.Nodes, len(e.Trips)))
-	for i := range e.Demand {
-		seen[e.Demand[i].Node]++
-	}
-	var trips, busyTrips, busySeen int
-	for i, t := range e.Trips {
-		trips += t
-		if float64(seen[i]) >= busy*seconds {
-			busyTrips += t
-			busySeen += seen[i]
-		} else {
-			r.Quiet = max(r.Quiet, float64(t)/seconds)
-		}
-	}
-	r.Trips = float64(trips) / n
-	if busySeen > 0 {
-		r.Busy = float64(busyTrips) / float64(busySeen)
-	}
-	r.Pushed = float64(e.Pushed) / n
-	r.Kept = float64(e.Kept) / seconds / float64(r.Nodes)
-	if e.Bytes > 0 {
-		r.Bytes = float64(e.Bytes) / n
-	}
+	return a / b
 }
 
 // recovery looks for the end of the last half second after the fault in which too little was admitted, or
@@ -202,47 +300,17 @@ func (c *Course) recovery() time.Duration {
 	return 0
 }
 
-// quantile is of what is sorted.
-func quantile(sorted []int64, q float64) time.Duration {
-	if len(sorted) == 0 {
+// quantile is of so many zeros and what is sorted.
+func quantile(zeros int, sorted []int64, q float64) time.Duration {
+	at := int(math.Ceil(q*float64(zeros+len(sorted)))) - 1 - zeros
+	if at < 0 {
 		return 0
 	}
-	return time.Duration(sorted[min(int(math.Ceil(q*float64(len(sorted))))-1, len(sorted)-1)])
+	return time.Duration(sorted[min(at, len(sorted)-1)])
 }
 
 // spent is an entry in the decision log of a tenant: units taken at a clock reading.
 type spent struct{ at, units int64 }
-
-// excess holds every tenant's windows against its limit.
-func excess(c *Cell, e *Evidence) (worst, part float64) {
-	logs := make([][]spent, c.tenants())
-	counts := make([]int32, c.tenants())
-	for i := range e.Fates {
-		if e.Fates[i].Admitted {
-			counts[e.Demand[i].Tenant]++
-		}
-	}
-	for i := range e.Fates {
-		if f, a := &e.Fates[i], &e.Demand[i]; f.Admitted {
-			if logs[a.Tenant] == nil {
-				logs[a.Tenant] = make([]spent, 0, counts[a.Tenant])
-			}
-			logs[a.Tenant] = append(logs[a.Tenant], spent{f.At, a.Cost})
-		}
-	}
-	var units, beyond float64
-	for _, log := range logs {
-		for _, s := range log {
-			units += float64(s.units)
-		}
-		w, b := over(&c.Limit, log)
-		worst, beyond = max(worst, w), beyond+b
-	}
-	if units == 0 {
-		return worst, 0
-	}
-	return worst, beyond / units
-}
 
 // over holds every window of a decision log against burst + 1.01·rate·w, in one pass: a leaky bucket
 // that drains at 1.01·rate holds more than the burst if and only if some window does. worst is the most, in

@@ -35,9 +35,9 @@ func TestBaselines(t *testing.T) {
 		Limit: limiter.Limit{Rate: limiter.Rate{Count: 100, Per: time.Second}, Burst: 100},
 	}
 	results := make(map[string]Result)
-	for _, e := range contenders() {
-		if e.name != headgate {
-			results[e.name] = measure(c, e)
+	for _, e := range Policies() {
+		if e.Name != Headgate {
+			results[e.Name] = measure(c, e)
 		}
 	}
 	for name, r := range results {
@@ -74,7 +74,7 @@ func TestLeases(t *testing.T) {
 		"10 requests/s, burst 1s, 16 nodes, even, load 0.9":    true,
 		"1000 requests/s, burst 10s, 16 nodes, zipf, load 1.1": true,
 	}
-	e := contenders()[len(contenders())-1]
+	e := Policies()[len(Policies())-1]
 	for _, c := range Grid() {
 		if !kept[c.String()] {
 			continue
@@ -95,7 +95,7 @@ func TestLeases(t *testing.T) {
 
 // TestShortBursts: also a bucket that two keep-alives would overflow is not admitted over, and is of use.
 func TestShortBursts(t *testing.T) {
-	e := contenders()[len(contenders())-1]
+	e := Policies()[len(Policies())-1]
 	for _, burst := range []int64{50, 200} {
 		r := measure(Cell{
 			Name: "1000 requests/s", Mean: 1, Nodes: 4, Load: 2, Seed: 1,
@@ -116,7 +116,7 @@ func TestInside(t *testing.T) {
 			Limit: limiter.Limit{Rate: limiter.Rate{Count: 50, Per: time.Second}, Burst: 50},
 		}
 		var s *cores
-		r := measure(c, entrant{headgate, func(*Cell) contender {
+		r := measure(c, Policy{Headgate, func(*Cell) contender {
 			s = &cores{inside: true}
 			return s
 		}})

@@ -18,6 +18,8 @@ type Report struct {
 	Took    time.Duration
 	Machine string
 	Commit  string
+	Command string   // that makes it again
+	Notes   []string // of what was replayed, and who recorded it
 	Results []Result
 }
 
@@ -72,16 +74,6 @@ func (r *Report) of(name string) (out []Result) {
 	return out
 }
 
-func (r *Report) names() (out []string) {
-	for _, x := range r.Results {
-		if len(out) > 0 && x.Contender == out[0] {
-			break
-		}
-		out = append(out, x.Contender)
-	}
-	return out
-}
-
 // WriteCSV writes a line for each contender in each cell.
 func (r *Report) WriteCSV(w io.Writer) error {
 	lines := [][]string{{
@@ -106,7 +98,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 // WriteText writes the summary, the machine and the commit for people.
 func (r *Report) WriteText(w io.Writer) error {
 	var b bytes.Buffer
-	ours := r.of(headgate)
+	ours := r.of(Headgate)
 	fmt.Fprintf(&b, "one limit over many nodes, in virtual time: %d cells, each contender fed the same arrivals\n", len(ours))
 	fmt.Fprintf(&b, "started  %s, took %s\ncommit   %s\nmachine  %s\n", r.Started.Format(time.RFC3339), r.Took.Round(time.Second), r.Commit, r.Machine)
 	b.WriteString(`world    4, 16 or 64 holders and an owner, 1 ms each way, nothing fails; even or Zipf demand, Poisson arrivals, tokens lognormal (σ 1)
@@ -115,9 +107,14 @@ admitted units admitted, of those that one central bucket admits of the same arr
 trips    questions to the owner a request; keep-alives (one a node pair and 250 ms, for all buckets together) apart
 
 `)
+	for _, note := range r.Notes {
+		fmt.Fprintln(&b, note)
+	}
 	r.writeContenders(&b)
-	r.writeLoads(&b, ours)
-	r.writeAims(&b, ours)
+	if len(r.Notes) == 0 { // the aims are of what is drawn
+		r.writeLoads(&b, ours)
+		r.writeAims(&b, ours)
+	}
 	r.writeDuels(&b, ours)
 	_, err := w.Write(b.Bytes())
 	return err
@@ -146,7 +143,7 @@ func (r *Report) writeContenders(b *bytes.Buffer) {
 // writeLoads sums the leases up by load, over holders that see enough of the bucket.
 func (r *Report) writeLoads(b *bytes.Buffer, ours []Result) {
 	fmt.Fprintf(b, "\n%-10s %6s %18s %18s %14s %18s %14s %12s\n", "headgate", "load", "admitted, burst 1s", "burst 10s", "falsely refused", "trips, busy holders", "local, mean", "stranded")
-	for _, load := range []float64{0.5, 0.9, 1.1, 2, 10} {
+	for _, load := range r.loads() {
 		short, long, wrong, busiest, local, stranded, n := 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0
 		for _, x := range ours {
 			if x.Load != load {
@@ -183,7 +180,7 @@ func (r *Report) writeDuels(b *bytes.Buffer, ours []Result) {
 	fmt.Fprintf(b, "\ncells in which leases are               %14s %14s %14s %14s %14s\n", "better on both", "more exact,", "fewer trips,", "no better on", "the same")
 	fmt.Fprintf(b, "%-39s %14s %14s %14s %14s %14s\n", "", "", "more trips", "less exact", "either", "")
 	for _, name := range r.names() {
-		if name == headgate {
+		if name == Headgate {
 			continue
 		}
 		var both, exact, fewer, worse, same int
@@ -206,12 +203,14 @@ func (r *Report) writeDuels(b *bytes.Buffer, ours []Result) {
 	}
 }
 
-// Write puts lease.csv, lease.txt and lease.svg into dir, making it if need be.
+// Write puts lease.html, lease.csv, lease.txt, lease.svg and lease.json into dir, making it if need be.
 func (r *Report) Write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("write the results: %w", err)
 	}
-	for name, write := range map[string]func(io.Writer) error{"lease.csv": r.WriteCSV, "lease.txt": r.WriteText, "lease.svg": r.WriteSVG} {
+	for name, write := range map[string]func(io.Writer) error{
+		"lease.csv": r.WriteCSV, "lease.txt": r.WriteText, "lease.svg": r.WriteSVG, "lease.html": r.WriteHTML, "lease.json": r.WriteJSON,
+	} {
 		var b bytes.Buffer
 		if err := write(&b); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)

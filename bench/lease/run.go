@@ -1,58 +1,137 @@
 package lease
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"headgate/bench/origin"
 )
 
-// Config says what to run. The zero value runs all.
+// Config says what to run. The zero value runs every policy in every cell of Grid, with one seed.
 type Config struct {
-	Quick bool      // every 7th cell: whether it works, not how well
-	Log   io.Writer // progress; nil: none
+	Quick bool // fewer cells: whether it works, not how well
+	// Cells to run instead of Grid's.
+	Cells []Cell
+	// Policies, Nodes, Loads and Limits leave out what they do not name; Limits by a part of the cell's name. Headgate always runs.
+	Policies, Limits []string
+	Nodes            []int
+	Loads            []float64
+	RTT              time.Duration // of all cells; 0: as they have it
+	Seed             uint64        // of the first run; 0: 1
+	Seeds            int           // how many runs; 0: one
+	Command          string        // that is shown as the one that does this again
+	Progress         *Progress
+}
+
+// Validate names the field and the remedy.
+func (c *Config) Validate() error {
+	known := make([]string, 0, len(Policies()))
+	for _, p := range Policies() {
+		known = append(known, p.Name)
+	}
+	for _, name := range c.Policies {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("policy %q is not known: use some of %s", name, strings.Join(known, "; "))
+		}
+	}
+	if c.Seeds < 0 || c.Seeds > 1000 || c.RTT < 0 || c.RTT > time.Minute {
+		return errors.New("seeds are at most 1000, and a round trip at most a minute")
+	}
+	if len(c.cells()) == 0 {
+		return errors.New("no cell is left: the grid has 4, 16 and 64 nodes, loads of 0.5, 0.9, 1.1, 2 and 10, and limits named as in `10 requests/s`, `1M tokens/min`")
+	}
+	return nil
 }
 
 // quickly is how many cells Quick leaves out for each that it runs.
 const quickly = 7
 
-// Run measures every contender in every cell, a processor each.
-func Run(ctx context.Context, cfg Config) (*Report, error) {
-	r := &Report{Started: time.Now().UTC(), Machine: origin.Machine(), Commit: origin.Commit(ctx)}
-	var cells []Cell
-	for i, c := range Grid() {
-		if !cfg.Quick || i%quickly == 0 {
-			cells = append(cells, c)
+func (c *Config) cells() (out []Cell) {
+	all := c.Cells
+	if all == nil {
+		all = Grid()
+	}
+	for i, cell := range all {
+		skip := c.Quick && c.Cells == nil && i%quickly != 0 ||
+			len(c.Nodes) > 0 && !slices.Contains(c.Nodes, cell.Nodes) || len(c.Loads) > 0 && !slices.Contains(c.Loads, cell.Load) ||
+			len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(part string) bool { return strings.Contains(cell.Name, part) })
+		if skip {
+			continue
+		}
+		cell.RTT = cmp.Or(c.RTT, cell.RTT)
+		for s := range max(c.Seeds, 1) {
+			cell.Seed = cmp.Or(c.Seed, 1) + uint64(s)
+			out = append(out, cell)
 		}
 	}
-	all := contenders()
-	r.Results = make([]Result, len(cells)*len(all))
+	return out
+}
+
+func (c *Config) policies() (out []Policy) {
+	for _, p := range Policies() {
+		if len(c.Policies) == 0 || p.Name == Headgate || slices.Contains(c.Policies, p.Name) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Run measures every policy in every cell, in virtual time, a processor each; cells of many tenants one after the other, with all
+// processors.
+func Run(ctx context.Context, cfg Config) (*Report, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Report{Started: time.Now().UTC(), Machine: origin.Machine(), Commit: origin.Commit(ctx), Command: cfg.Command}
+	cells, policies := cfg.cells(), cfg.policies()
+	r.Results = make([]Result, len(cells)*len(policies))
+	var mu sync.Mutex
+	done := 0
+	tell := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		done++
+		left := time.Since(r.Started) / time.Duration(done) * time.Duration(len(cells)-done)
+		cfg.Progress.Tell(done, len(cells), left.Round(time.Second).String())
+	}
 	work := make(chan int)
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for i := range work {
-				for j, e := range all {
-					r.Results[i*len(all)+j] = measure(cells[i], e)
+				for j, p := range policies {
+					r.Results[i*len(policies)+j] = measure(cells[i], p)
 				}
+				tell()
 			}
 		})
 	}
 	for i := range cells {
-		if ctx.Err() != nil {
-			break
-		}
-		work <- i
-		if cfg.Log != nil && i%20 == 19 {
-			fmt.Fprintf(cfg.Log, "%d of %d cells\n", i+1, len(cells))
+		if cells[i].tenants() == 1 && ctx.Err() == nil {
+			work <- i
 		}
 	}
 	close(work)
 	wg.Wait()
+	for i := range cells {
+		if cells[i].tenants() == 1 {
+			continue
+		}
+		for j, p := range policies {
+			var err error
+			if r.Results[i*len(policies)+j], err = measureMany(ctx, cells[i], p, runtime.GOMAXPROCS(0)); err != nil {
+				return nil, fmt.Errorf("measure leases: %w", err)
+			}
+		}
+		tell()
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("measure leases: %w", err)
 	}

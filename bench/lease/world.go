@@ -6,8 +6,12 @@ import (
 	"time"
 )
 
-// simulated is the engine in virtual time.
-const simulated = "simulated"
+// The engines that a Result can be of.
+const (
+	Simulated = "simulated" // in virtual time
+	InProcess = "in process"
+	Processes = "processes"
+)
 
 // contender is one way to keep a limit over many nodes.
 type contender interface {
@@ -22,17 +26,17 @@ type contender interface {
 // world is one cell's bucket, nodes and clock, for one contender.
 type world struct {
 	Cell
-	now     int64 // ns from the start
-	rand    *rand.Rand
-	demand  []Arrival
-	queue   events
-	queued  int
-	who     contender
-	fate    []Fate
-	trips   []int // by node: questions and answers to the owner, keep-alives apart
-	kept    int   // keep-alives
-	pushed  int   // messages of the owner that answer nothing
-	refused int   // since the last look at what is lent
+	now    int64 // ns from the start
+	rand   *rand.Rand
+	demand []Arrival
+	queue  events
+	queued int
+	who    contender
+	fate   []Fate
+	trips  []int // by node: questions and answers to the owner, keep-alives apart
+	kept   int   // keep-alives
+	pushed int   // messages of the owner that answer nothing
+	looks  bool  // there is to be a look at what is lent
 	// stranded sums, over seconds with a refusal, what lay in leases.
 	stranded float64
 	looked   int
@@ -71,37 +75,43 @@ func (w *world) decide(id int, admitted, local bool, at int64) {
 		panic("bench/lease: decided twice") // a contender that counts a request twice measures nothing
 	}
 	w.fate[id] = Fate{At: at, Took: w.now - w.demand[id].At, Decided: true, Admitted: admitted, Local: local}
-	if !admitted {
-		w.refused++
+	if !admitted && !w.looks {
+		w.looks = true
+		w.after(int64(time.Second)-w.now%int64(time.Second), w.look)
 	}
 }
 
-// measure runs a contender in a cell.
-func measure(c Cell, e entrant) Result {
-	who := e.make(&c)
-	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: c.Demand(), who: who}
+// measure runs a policy in a cell of one tenant.
+func measure(c Cell, p Policy) Result {
+	e := simulate(c, p, c.Demand())
+	r := Judge(c, &e)
+	r.Engine, r.Contender = Simulated, p.Name
+	return r
+}
+
+// simulate runs a policy on one bucket.
+func simulate(c Cell, p Policy, demand []Arrival) Evidence {
+	who := p.make(&c)
+	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: demand, who: who}
 	w.fate, w.trips = make([]Fate, len(w.demand)), make([]int, c.Nodes)
-	w.every(int64(time.Second), w.look)
 	who.start(w)
 	// What is asked in the end is answered still.
 	ends := int64(c.length() + 5*time.Second)
-	for next := 0; ; {
+	for next := 0; next < len(w.demand) || len(w.queue) > 0; {
 		if next < len(w.demand) && (len(w.queue) == 0 || w.demand[next].At <= w.queue[0].at) {
 			w.now = w.demand[next].At
 			who.arrive(next)
 			next++
 			continue
 		}
-		e := heap.Pop(&w.queue).(event) // there is always the next look
+		e := heap.Pop(&w.queue).(event)
 		if e.at > ends {
 			break
 		}
 		w.now = e.at
 		e.do()
 	}
-	r := w.result()
-	r.Engine, r.Contender = simulated, e.name
-	return r
+	return w.evidence()
 }
 
 // every does something again and again, from a time on.
@@ -112,19 +122,19 @@ func (w *world) every(ns int64, do func()) {
 	})
 }
 
-// look notes what lies in leases while others are refused.
+// look notes what lies in leases at the end of a second in which somebody was refused.
 func (w *world) look() {
-	if w.refused > 0 && w.now <= int64(w.length()) {
+	if w.now <= int64(w.length()) {
 		w.stranded += w.who.lent()
 		w.looked++
 	}
-	w.refused = 0
+	w.looks = false
 }
 
-func (w *world) result() Result {
+func (w *world) evidence() Evidence {
 	e := Evidence{Demand: w.demand, Fates: w.fate, Trips: w.trips, Kept: w.kept, Pushed: w.pushed}
 	if w.looked > 0 {
 		e.Stranded = w.stranded / float64(w.looked) / float64(w.Limit.Burst)
 	}
-	return Judge(w.Cell, &e)
+	return e
 }

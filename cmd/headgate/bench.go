@@ -16,7 +16,6 @@ import (
 	benchcluster "headgate/bench/cluster"
 	"headgate/bench/fakevllm"
 	"headgate/bench/gateway"
-	benchlease "headgate/bench/lease"
 	"headgate/bench/overload"
 )
 
@@ -161,33 +160,6 @@ func clusterBenchCommand() *cobra.Command {
 	f.Float64Var(&cfg.Rate, "rate", 0, "requests a second at each node (default 50)")
 	f.DurationVar(&cfg.Each, "each", 0, "how long so many writers make changes (default 3s)")
 	f.BoolVar(&cfg.Quick, "quick", false, "all of it, but short: whether it works, not how well")
-	return c
-}
-
-// leaseCommand measures how exactly leases keep a limit, in virtual time.
-func leaseCommand() *cobra.Command {
-	var cfg benchlease.Config
-	var out string
-	c := &cobra.Command{
-		Use: "lease", Short: "Measure how exactly leases keep a limit that many nodes share, and for how many messages", Args: exactly(0),
-		Example: "  headgate bench lease --out results\n  headgate bench lease --quick",
-		RunE: func(c *cobra.Command, _ []string) error {
-			cfg.Log = c.ErrOrStderr()
-			report, err := benchlease.Run(c.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			if out != "" {
-				if err := report.Write(out); err != nil {
-					return err
-				}
-			}
-			return report.WriteText(c.OutOrStdout())
-		},
-	}
-	f := c.Flags()
-	f.StringVar(&out, "out", "", "folder for lease.csv, lease.txt and lease.svg")
-	f.BoolVar(&cfg.Quick, "quick", false, "a seventh of the cells: whether it works, not how well")
 	return c
 }
 
