@@ -181,6 +181,8 @@ func TestAdmissionRefuses(t *testing.T) {
 		"shed: [{at: 75, class: background}]":                            "capacity.shed[0].at: 75 looks like a percentage: write 0.75",
 		"shed: [{at: 75%, class: background}]":                           "capacity.shed[0].at: 75% is a percentage, and this is a pressure above 0 and at most 1: write 0.75",
 		"shed: [{at: full, class: background}]":                          `capacity.shed[0].at: "full" is no decimal`,
+		"shed: [{at: .nan, class: background}]":                          `capacity.shed[0].at: ".nan" is no decimal`,
+		"shed: [{at: -.inf, class: background}]":                         `capacity.shed[0].at: "-.inf" is no decimal`,
 		"shed: [{at: 1.5, class: background}]":                           "capacity.shed[0].at: 1.5 is above 1, at which the queue is full",
 		"shed: [{at: 0.5}]":                                              "capacity.shed[0]: a cut-off has one of above_tokens, below_tier and class",
 		"shed: [{at: 0.5, below_tier: 1, class: background}]":            "capacity.shed[0]: a cut-off has one of",

@@ -413,7 +413,7 @@ func mistaken(v reflect.Value, field string, n ast.Node) string {
 		return m.mistaken(field, "")
 	case *ast.StringNode:
 		return m.mistaken(field, n.Value)
-	case *ast.IntegerNode, *ast.FloatNode:
+	case *ast.IntegerNode, *ast.FloatNode, *ast.NanNode, *ast.InfinityNode:
 		return m.mistaken(field, n.GetToken().Value)
 	}
 	return ""
