@@ -533,6 +533,39 @@ func TestMisfits(t *testing.T) {
 	}
 }
 
+// TestOddAnswersPass: what is an answer in spite of how it comes.
+func TestOddAnswersPass(t *testing.T) {
+	const sse, js = "text/event-stream", "application/json"
+	events := `data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}` + "\n\n"
+	chunked := func(contentType string, pieces ...string) string {
+		var b strings.Builder
+		fmt.Fprintf(&b, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n", contentType)
+		for _, p := range append(pieces, "") {
+			fmt.Fprintf(&b, "%x\r\n%s\r\n", len(p), p)
+		}
+		return b.String()
+	}
+	for name, c := range map[string]string{
+		"blank lines first":     chunked(js, " \n\n", "  \r\n", oneAnswer),
+		"many spaces first":     chunked(js, strings.Repeat(" ", 40<<10), oneAnswer),
+		"a byte order mark":     chunked(js, "\xef", "\xbb\xbf", oneAnswer, "\n"),
+		"a type in capitals":    chunked("Text/Event-Stream; charset=utf-8", events),
+		"events without a type": chunked("", events),
+		"events as plain text":  chunked("text/plain", "da", "ta: {}\n\n"),
+		"no DONE":               chunked(sse, events),
+		"a comment first":       chunked(sse, ": hello\n\n", events),
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, setup{failures: 5, backends: []upstream.Backend{{Name: "vllm", URL: raw(t, c), Slots: 4}}})
+			for range 7 {
+				if a := w.do(call{body: chat}).want(t, 200); strings.Contains(a.body, "upstream_error") {
+					t.Errorf("%s", clip(a.body))
+				}
+			}
+		})
+	}
+}
+
 // TestSoberRetryAfter: no client is told to come again in years.
 func TestSoberRetryAfter(t *testing.T) {
 	for says, want := range map[string]string{"99999999999": "60", "-5": "", "Fri, 01 Jan 2999 00:00:00 GMT": "60", "soon": "", "7": "7"} {
@@ -707,4 +740,36 @@ func TestFallbacksKeepTheirBound(t *testing.T) {
 	w.fake.Release()
 	close(hold)
 	wg.Wait()
+}
+
+// TestAbsentModelsAreAvoided: who does not have the model is asked once, not each time out of the budget for retries; another model
+// there is asked as before.
+func TestAbsentModelsAreAvoided(t *testing.T) {
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(body), `"gone"`) {
+			asked.Add(1)
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, oneAnswer)
+	}))
+	defer server.Close()
+	gone := model("m", "bad", "bad2", "vllm")
+	gone.Upstream, gone.Affinity = "gone", proxy.ByNothing
+	w := newWorld(t, setup{
+		models: []*proxy.Model{gone, model("other", "bad")}, fake: fakevllm.Config{Models: []string{"gone", "fake"}},
+		backends: []upstream.Backend{{Name: "bad", URL: server.URL, Slots: 4}, {Name: "bad2", URL: server.URL, Slots: 4}, {Name: "vllm", Slots: 4}},
+	})
+	for range 300 {
+		if a := w.do(call{body: chat}).want(t, 200); a.header.Get("X-Headgate-Backend") != "vllm" {
+			t.Errorf("%v", a.header)
+		}
+	}
+	if n := asked.Load(); n == 0 || n > 2 {
+		t.Errorf("it was asked %d times", n)
+	}
+	w.do(call{body: strings.Replace(chat, `"m"`, `"other"`, 1)}).want(t, 200)
 }

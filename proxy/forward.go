@@ -123,6 +123,9 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 		x.blame(slot, err)
 		return err
 	}
+	if resp.StatusCode == http.StatusNotFound && x.route.metered {
+		x.p.absent.note(slot.Endpoint(), x.sought(), time.Now())
+	}
 	if resp.StatusCode == http.StatusNotFound && x.repeatable() && sent < maxAttempts-1 && x.elsewhere(tried, slot) && x.p.cfg.Pool.MayRetry() {
 		return errNotThere
 	}
@@ -147,6 +150,9 @@ func (x *exchange) attempt(slot *upstream.Slot, sent int, tried []string) (err e
 // blame says that the backend failed, to those who choose backends and to those who learn of them.
 func (x *exchange) blame(slot *upstream.Slot, err error) {
 	slot.Fail(err)
+	if isGarbage(err) && x.line.grant != nil {
+		x.line.grant.Refused()
+	}
 	if x.line.grant != nil && !errors.Is(err, context.Canceled) {
 		x.line.grant.Failed()
 	}
@@ -327,7 +333,9 @@ func (x *exchange) relay(ctx context.Context, resp *http.Response, alive func())
 }
 
 func isEventStream(h http.Header) bool {
-	return strings.HasPrefix(h.Get("Content-Type"), "text/event-stream")
+	const want = "text/event-stream"
+	t := h.Get("Content-Type")
+	return len(t) >= len(want) && strings.EqualFold(t[:len(want)], want)
 }
 
 // relayInBand passes on what is no stream to a client that has been told to read one: as its last event.
@@ -346,7 +354,7 @@ func (x *exchange) relayInBand(src *source, status int) error {
 	}
 	frame := e.inBand(x.route.kind)
 	var line bytes.Buffer
-	if len(raw) <= holdBody && json.Compact(&line, raw) == nil && (x.typed(line.Bytes()) || status < http.StatusBadRequest && scan.IsObject(true)) {
+	if len(raw) <= holdBody && json.Compact(&line, raw) == nil && (x.typed(line.Bytes()) || status < http.StatusBadRequest && scan.CanAnswer(true)) {
 		frame = eventFrame(x.route.kind, line.Bytes())
 	}
 	dst := sink{x: x, out: attached{x.w, http.NewResponseController(x.w)}}
@@ -733,6 +741,9 @@ func (x *exchange) relayOpaque(src *source, dst *sink, status int) error {
 // tellPlace says how a backend took the request.
 func (x *exchange) tellPlace(resp *http.Response, err error) {
 	g := x.line.grant
+	if g != nil && resp != nil && resp.StatusCode >= http.StatusBadRequest {
+		g.Refused()
+	}
 	switch {
 	case g == nil:
 	case err != nil:

@@ -173,7 +173,7 @@ func (x *exchange) outlasts(err error, changed <-chan struct{}, tried []string) 
 	case errors.As(err, &paused):
 		wait := max(time.Until(paused.Until), time.Millisecond)
 		return wait <= x.mayHold() && x.holdOn(changed, wait)
-	case errors.Is(err, upstream.ErrNoBackend) && x.line.age > x.line.held && len(tried) == 0:
+	case errors.Is(err, upstream.ErrNoBackend) && x.line.age > 0 && len(tried) == 0:
 		wait := x.mayHold()
 		return x.holdOn(changed, wait) && x.mayHold() > 0
 	}
@@ -196,6 +196,7 @@ func (x *exchange) candidatesFor(tried []string) (err error) {
 	x.line.names = x.backends()
 	x.line.places, err = x.p.cfg.Pool.Candidates(x.line.places[:0], x.line.names, tried)
 	if err == nil {
+		x.line.places = x.p.absent.without(x.line.places, x.sought(), time.Now())
 		x.prefer(x.line.places)
 	}
 	return err
@@ -374,7 +375,10 @@ func (x *exchange) holdOn(changed <-chan struct{}, most time.Duration) bool {
 	defer func() {
 		x.p.held.Add(-1)
 		took := time.Since(began)
-		l.held, l.waited, l.age = l.held+took, l.waited+took, l.age+took
+		l.held, l.waited = l.held+took, l.waited+took
+		if l.age > 0 { // else it had no place that it could come back to
+			l.age += took
+		}
 	}()
 	t := time.NewTimer(most)
 	defer t.Stop()
@@ -444,7 +448,7 @@ func (x *exchange) misfit(resp *http.Response) error {
 	status := resp.StatusCode
 	answers := status >= 200 && status < 300 || status >= 400 && status < 600
 	enc := resp.Header.Get("Content-Encoding")
-	page := (enc == "" || enc == "identity" || enc == "gzip") && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/html")
+	page := (enc == "" || enc == "identity" || enc == "gzip") && strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/html")
 	switch {
 	case status == http.StatusUnauthorized:
 		return errDenied
@@ -464,9 +468,9 @@ func sobered(h http.Header) {
 	h.Set("Retry-After", strconv.Itoa(int(math.Ceil(min(after, maxUsefulWait).Seconds()))))
 }
 
-// garbles says whether what has come of a body is no JSON object where it should be one. What has begun to go out goes on.
+// garbles says whether what has come of a body is neither a JSON object nor events, where it should be. What has begun to go out goes on.
 func (x *exchange) garbles(scan *openai.Scanner, status int, whole bool) bool {
-	return status < 300 && x.converses() && !x.answer.begun && !scan.IsObject(whole)
+	return status < 300 && x.converses() && !x.answer.begun && !scan.CanAnswer(whole)
 }
 
 // elsewhere says whether there is another backend than those tried and this one.

@@ -108,7 +108,8 @@ const defaultMaxBody = 8 << 20
 // Proxy is the HTTP front door. It is safe for concurrent use.
 type Proxy struct {
 	cfg       Config
-	snap      atomic.Pointer[Snapshot]      // nil until the first Apply
+	snap      atomic.Pointer[Snapshot] // nil until the first Apply
+	absent    absences
 	held      atomic.Int64                  // requests that wait for backends to come back
 	applied   atomic.Pointer[chan struct{}] // closed by the next one
 	switches  atomic.Pointer[Switches]      // never nil

@@ -71,6 +71,8 @@ type Grant struct {
 	tenant string
 	class  queue.Class
 	over   atomic.Bool
+
+	refused atomic.Bool
 }
 
 // Acquire waits until the request may run at one of its places, and holds slots there. It returns at once
@@ -127,7 +129,7 @@ func (g *Grant) Release() {
 		g.held.Release(e.yields() && !d.single.Load())
 	}
 	e.used.Add(-g.Cost)
-	d.news.end(done{e.id, g.tenant, g.class, g.Cost, max(0, d.cfg.Now()-g.began)}, e)
+	d.news.end(done{e.id, g.tenant, g.class, g.Cost, max(0, d.cfg.Now()-g.began), !g.refused.Load()}, e)
 	d.hurry(e)
 }
 

@@ -61,6 +61,7 @@ type done struct {
 	backend, tenant string
 	class           queue.Class
 	cost, held      int64
+	worked          bool
 }
 
 // news is what happened here that the scheduler has not been told.
@@ -177,6 +178,9 @@ func (n *news) again(t *told, of func(id string) *endpoint) {
 	n.dones = append(n.dones, t.dones[:min(len(t.dones), maxDones-min(maxDones, len(n.dones)))]...)
 	n.placed = append(n.placed, t.placed[:min(len(t.placed), maxPlaced-min(maxPlaced, len(n.placed)))]...)
 }
+
+// Refused says that the backend did no work for the request: how long it held its slots says nothing of the pace.
+func (g *Grant) Refused() { g.refused.Store(true) }
 
 // Answered says how long the backend took to answer well what does not stream.
 func (g *Grant) Answered(took time.Duration) {

@@ -145,7 +145,7 @@ func (s *seat) hear(now int64, node uint64, t *told) {
 	s.spread(node, t.placed)
 	for i := range t.dones {
 		d := &t.dones[i]
-		s.core.Done(now, d.backend, d.class, d.tenant, d.cost, time.Duration(d.held))
+		s.core.Done(now, d.backend, d.class, d.tenant, d.cost, time.Duration(d.held), d.worked)
 		if o := s.observed(d.backend); o != nil {
 			o.Done++
 			o.SlotTime += time.Duration(min(d.cost*d.held, maxSlotTime))

@@ -115,7 +115,7 @@ func upOf(p *pb.Up) (*up, error) {
 		c.is(x.GetClass() < queue.Classes, "class")
 		u.dones = append(u.dones, done{
 			c.name(x.GetBackend(), "dones"), c.name(x.GetTenant(), "dones"), queue.Class(x.GetClass()),
-			c.within(x.GetCost(), wireUnits, "dones"), c.within(x.GetHeld(), math.MaxInt64, "dones"),
+			c.within(x.GetCost(), wireUnits, "dones"), c.within(x.GetHeld(), math.MaxInt64, "dones"), !x.GetIdle(),
 		})
 	}
 	for _, x := range p.GetJoins() {
@@ -187,7 +187,7 @@ func seenPB(us []use) (ps []*pb.Seen) {
 func donesPB(ds []done) (ps []*pb.Done) {
 	for i := range ds {
 		d := &ds[i]
-		ps = append(ps, &pb.Done{Backend: nameOf(d.backend), Tenant: nameOf(d.tenant), Class: uint32(d.class), Cost: min(d.cost, wireUnits), Held: d.held})
+		ps = append(ps, &pb.Done{Backend: nameOf(d.backend), Tenant: nameOf(d.tenant), Class: uint32(d.class), Cost: min(d.cost, wireUnits), Held: d.held, Idle: !d.worked})
 	}
 	return ps
 }

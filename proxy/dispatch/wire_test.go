@@ -22,7 +22,7 @@ func fullUp() *pb.Up {
 		Started: []uint64{1}, Misses: []uint64{2}, Leaves: []uint64{3},
 		Uses:  usesPB([]use{{backend: "a", inUse: 5}}),
 		Seen:  seenPB([]use{{backend: "a", found: found{1, 2, 6, 7, 3, 4, 5}}}),
-		Dones: donesPB([]done{{"a", "acme\xff", queue.Background, 2, 1e9}}),
+		Dones: donesPB([]done{{"a", "acme\xff", queue.Background, 2, 1e9, true}}),
 		Joins: []*pb.Ticket{ticketPB(&queue.Ticket{
 			ID: 9, Tenant: "acme\xff", Class: queue.BestEffort, Work: 100, Bytes: 200, Waited: time.Second, Patience: time.Minute, Refused: true,
 			Places: []queue.Place{{Backend: "a", Cost: 2}, {Backend: "b", Cost: 1}},
@@ -53,7 +53,7 @@ func TestWire(t *testing.T) {
 	want := &up{
 		told: told{
 			started: []uint64{1}, uses: []use{{"a", 5, found{1, 2, 6, 7, 3, 4, 5}}},
-			dones: []done{{"a", "acme\xff", queue.Background, 2, 1e9}}, placed: []Placement{{1 << 63, 1 << 31}, {2, 3}},
+			dones: []done{{"a", "acme\xff", queue.Background, 2, 1e9, true}}, placed: []Placement{{1 << 63, 1 << 31}, {2, 3}},
 		},
 		misses: []uint64{2}, leaves: []uint64{3},
 		joins: []queue.Ticket{{
@@ -186,7 +186,7 @@ func FuzzUp(f *testing.F) {
 			core.Join(1, x, &out)
 		}
 		for _, x := range u.dones {
-			core.Done(2, x.backend, x.class, x.tenant, x.cost, time.Duration(x.held))
+			core.Done(2, x.backend, x.class, x.tenant, x.cost, time.Duration(x.held), x.worked)
 		}
 		for _, id := range u.started {
 			core.Started(2, 1, id)

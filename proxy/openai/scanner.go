@@ -1,6 +1,9 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+	"strings"
+)
 
 // maxCapture bounds each value that a Scanner keeps, in bytes; a longer one is as good
 // as missing.
@@ -18,13 +21,12 @@ type Scanner struct {
 	top    top
 
 	depth   int
-	inside  bool // of the nested "response"
-	closed  bool // the value has ended
-	begun   bool // something that is no space has come,
-	object  bool // and it was an opening brace
-	quoted  bool // inside a string
-	escaped bool // behind a backslash
-	value   bool // behind a colon at a depth of interest
+	inside  bool   // of the nested "response"
+	closed  bool   // the value has ended
+	lead    []byte // the first bytes that are no space
+	quoted  bool   // inside a string
+	escaped bool   // behind a backslash
+	value   bool   // behind a colon at a depth of interest
 	name    []byte
 	target  *[]byte // what is being captured, nil for nothing
 	held    []byte
@@ -39,11 +41,7 @@ func NewScanner(kind Kind) *Scanner {
 // Write takes the next bytes of the body. It never fails.
 func (s *Scanner) Write(p []byte) (int, error) {
 	n := len(p)
-	if !s.begun {
-		if rest := bytes.TrimLeft(bytes.TrimPrefix(p, []byte("\xef\xbb\xbf")), " \t\r\n"); len(rest) > 0 {
-			s.begun, s.object = true, rest[0] == '{'
-		}
-	}
+	s.begins(p)
 	for len(p) > 0 && !s.closed {
 		if s.quoted {
 			p = s.text(p)
@@ -54,9 +52,42 @@ func (s *Scanner) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// IsObject says, of a whole body, whether it is one JSON object, as far as its braces tell; of a part of one, whether it can be.
-func (s *Scanner) IsObject(whole bool) bool {
-	return s.object && (!whole || s.closed)
+// leadSize is enough to tell what a body is.
+const leadSize = 6
+
+// CanAnswer says, of a whole body, whether it is one JSON object, as far as its braces tell, or events, however they are called; of
+// a part of one, whether it can be.
+func (s *Scanner) CanAnswer(whole bool) bool {
+	switch {
+	case len(s.lead) == 0:
+		return !whole
+	case s.lead[0] == '{':
+		return !whole || s.closed
+	}
+	for _, field := range [...]string{"data:", "event:", ":", "id:", "retry:"} {
+		if bytes.HasPrefix(s.lead, []byte(field)) || !whole && strings.HasPrefix(field, string(s.lead)) {
+			return true
+		}
+	}
+	return !whole && strings.HasPrefix(byteOrderMark, string(s.lead))
+}
+
+// byteOrderMark is what some servers begin with.
+const byteOrderMark = "\xef\xbb\xbf"
+
+// begins takes the first bytes of a body.
+func (s *Scanner) begins(p []byte) {
+	for len(p) > 0 && len(s.lead) < leadSize {
+		if len(s.lead) == 0 {
+			if p = bytes.TrimLeft(p, " \t\r\n"); len(p) == 0 {
+				return
+			}
+		}
+		s.lead = append(s.lead, p[0])
+		if p = p[1:]; string(s.lead) == byteOrderMark {
+			s.lead = s.lead[:0]
+		}
+	}
 }
 
 // Usage is what the body reports; not Known where it reports nothing, or nonsense.

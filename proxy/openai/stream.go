@@ -307,6 +307,7 @@ func (s *Stream) read(frame []byte) (last, hidden bool) {
 		return false, false // nothing, or nothing that we can read: not ours to judge
 	}
 	n := t.carries()
+	n.ends = n.ends || t.usage != nil && t.choices != nil && isEmptyArray(t.choices) // the last chunk's
 	s.passed(n)
 	hidden = s.hide && t.choices != nil && t.usage != nil && t.err == nil && isEmptyArray(t.choices)
 	if string(t.typ) == `"message_start"` {
@@ -354,6 +355,7 @@ func (t *top) carries() (n carried) {
 	case t.delta[0] == '{':
 		n.add(ofDelta(t.delta))
 		n.most++
+		n.ends = n.ends || stops(t.delta)
 	case isString(t.delta) && bytes.HasSuffix(t.typ, []byte(`.delta"`)):
 		n.add(ofText(t.delta))
 		n.most++
@@ -364,6 +366,16 @@ func (t *top) carries() (n carried) {
 		n.most += leaves(t.block, 0)
 	}
 	return n
+}
+
+// stops tells whether a message's delta says why it stopped.
+func stops(delta []byte) bool {
+	for o := (object{b: delta}); o.next(); {
+		if string(o.name) == "stop_reason" {
+			return isString(o.value)
+		}
+	}
+	return false
 }
 
 // ends tells whether t is a terminal event and notes it.

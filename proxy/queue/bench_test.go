@@ -49,7 +49,7 @@ func turn(s *Scheduler, out *Output, t *Ticket, id *uint64, names []string) {
 		s.Started(now, g.Node, g.ID)
 		s.Used(now, 2, b, slots, out)
 		s.Used(now, 1, g.Backend, 0, out)
-		s.Done(now, g.Backend, t.Class, t.Tenant, g.Cost, time.Second)
+		s.Done(now, g.Backend, t.Class, t.Tenant, g.Cost, time.Second, true)
 	}
 	out.Reset()
 	s.Expire(now, out)

@@ -56,7 +56,7 @@ func (d *desk) start() (ids []uint64) {
 // finish ends a request that held cost slots of a backend for held.
 func (d *desk) finish(backend, tenant string, class Class, cost int64, held time.Duration) {
 	d.used[backend] -= cost
-	d.s.Done(d.now, backend, class, tenant, cost, held)
+	d.s.Done(d.now, backend, class, tenant, cost, held, true)
 	d.s.Used(d.now, 1, backend, d.used[backend], &d.out)
 }
 
@@ -381,6 +381,29 @@ func TestBigOfABusyTenant(t *testing.T) {
 	w.run(until)
 	if served < 18 || most > .6 {
 		t.Errorf("%d of 20 were served, at a pressure of %.2f at most", served, most)
+	}
+}
+
+// What a backend refuses at once says nothing of its pace, so that no more may wait for it than before.
+func TestRefusalsAreNoPace(t *testing.T) {
+	d := newDesk(t, Config{}, Backend{ID: "a", Slots: 4, Limit: -1})
+	for range 100 {
+		d.join("t", Interactive, 1, time.Minute, "a")
+	}
+	d.start()
+	work := func(n int, held time.Duration, worked bool) {
+		for range n {
+			d.pass(held / 4)
+			d.s.Done(d.now, "a", Interactive, "t", 1, held, worked)
+			d.join("t", Interactive, 1, time.Minute, "a")
+			d.start()
+		}
+	}
+	work(200, 100*time.Millisecond, true)
+	before := d.backend("a").Places
+	work(2000, 2*time.Millisecond, false)
+	if after := d.backend("a").Places; after > before*5/4 {
+		t.Errorf("%d places, before it refused 2,000 there were %d", after, before)
 	}
 }
 

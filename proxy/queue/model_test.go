@@ -499,7 +499,7 @@ func (m *model) turn(id string) *modelTicket {
 
 func (m *model) done(r *rapid.T) {
 	m.s.Done(m.now, rapid.SampledFrom([]string{"a", "b", "?"}).Draw(r, "backend"), Class(rapid.IntRange(0, 2).Draw(r, "class")),
-		rapid.SampledFrom([]string{"x", "y", "?"}).Draw(r, "tenant"), rapid.Int64Range(0, 4).Draw(r, "cost"), time.Duration(rapid.Int64Range(-1, 1e10).Draw(r, "held")))
+		rapid.SampledFrom([]string{"x", "y", "?"}).Draw(r, "tenant"), rapid.Int64Range(0, 4).Draw(r, "cost"), time.Duration(rapid.Int64Range(-1, 1e10).Draw(r, "held")), rapid.Bool().Draw(r, "worked"))
 	m.check(r)
 }
 

@@ -100,7 +100,7 @@ func TestNoDebtToLatecomers(t *testing.T) {
 	for d.s.waiting[Background] > 0 {
 		d.serveAll(1, owner, interactive)
 	}
-	d.s.Done(d.now, "a", Background, "bg", 1, 10*time.Second)
+	d.s.Done(d.now, "a", Background, "bg", 1, 10*time.Second, true)
 	got := d.serveAll(400, owner, func() { interactive(); d.keep(owner, "bg", 1); d.keep(owner, "bg2", 1) })
 	if n, m := count(got, "bg"), count(got, "bg2"); n == 0 || m == 0 || n < m-2 {
 		t.Errorf("bg got %d, bg2 %d", n, m)

@@ -444,7 +444,7 @@ func (s *Scheduler) miss(t *ticket, out *Output) {
 
 // Done tells that a request ended, granted or not, which held cost slots of backend for held: the rate is
 // measured by it and the shares of class and tenant are corrected. It frees nothing: Used does.
-func (s *Scheduler) Done(now int64, backend string, class Class, tenant string, cost int64, held time.Duration) {
+func (s *Scheduler) Done(now int64, backend string, class Class, tenant string, cost int64, held time.Duration, worked bool) {
 	s.tick(now)
 	b := s.backends[backend]
 	if b == nil {
@@ -453,7 +453,9 @@ func (s *Scheduler) Done(now int64, backend string, class Class, tenant string, 
 	cost = max(cost, 1)
 	took := max(int64(held), 0)
 	b.accrue(s.now)
-	b.depart(cost, took)
+	if worked {
+		b.depart(cost, took)
+	}
 	s.redeem(b, min(class, BestEffort), tenant, cost, took)
 }
 

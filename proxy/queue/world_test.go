@@ -188,7 +188,7 @@ func (w *world) finish(r *request, g Grant, from int64, wait time.Duration) {
 	}
 	took := w.now - from
 	w.hold(r.node, g.Backend, -g.Cost)
-	w.s.Done(w.now, g.Backend, r.ticket.Class, r.ticket.Tenant, g.Cost, time.Duration(took))
+	w.s.Done(w.now, g.Backend, r.ticket.Class, r.ticket.Tenant, g.Cost, time.Duration(took), true)
 	w.report(r.node, g.Backend)
 	if w.now >= w.countFrom {
 		w.slotTime[r.ticket.Class] += float64(g.Cost) * float64(took)

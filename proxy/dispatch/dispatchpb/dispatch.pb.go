@@ -511,6 +511,7 @@ type Done struct {
 	Class         uint32                 `protobuf:"varint,3,opt,name=class,proto3" json:"class,omitempty"`
 	Cost          int64                  `protobuf:"varint,4,opt,name=cost,proto3" json:"cost,omitempty"`
 	Held          int64                  `protobuf:"varint,5,opt,name=held,proto3" json:"held,omitempty"`
+	Idle          bool                   `protobuf:"varint,6,opt,name=idle,proto3" json:"idle,omitempty"` // the backend did no work for it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -578,6 +579,13 @@ func (x *Done) GetHeld() int64 {
 		return x.Held
 	}
 	return 0
+}
+
+func (x *Done) GetIdle() bool {
+	if x != nil {
+		return x.Idle
+	}
+	return false
 }
 
 // Seen is what requests found at a backend, since the last.
@@ -1126,13 +1134,14 @@ const file_proxy_dispatch_dispatchpb_dispatch_proto_rawDesc = "" +
 	"\x04cost\x18\x02 \x01(\x03R\x04cost\"6\n" +
 	"\x03Use\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x15\n" +
-	"\x06in_use\x18\x02 \x01(\x03R\x05inUse\"v\n" +
+	"\x06in_use\x18\x02 \x01(\x03R\x05inUse\"\x8a\x01\n" +
 	"\x04Done\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\fR\x06tenant\x12\x14\n" +
 	"\x05class\x18\x03 \x01(\rR\x05class\x12\x12\n" +
 	"\x04cost\x18\x04 \x01(\x03R\x04cost\x12\x12\n" +
-	"\x04held\x18\x05 \x01(\x03R\x04held\"\xe2\x01\n" +
+	"\x04held\x18\x05 \x01(\x03R\x04held\x12\x12\n" +
+	"\x04idle\x18\x06 \x01(\bR\x04idle\"\xe2\x01\n" +
 	"\x04Seen\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\fR\abackend\x12\x1d\n" +
 	"\n" +
