@@ -37,8 +37,9 @@ const (
 	reviveFor = 10 * time.Second
 	// renewFor is how long a request without a backend waits for the policy by which the pool has just changed.
 	renewFor = 100 * time.Millisecond
-	// maxHeld bounds those of a node that wait for backends outside of the queue.
-	maxHeld = 1 << 14
+	// maxHeld and maxHeldBytes bound those of a node that wait for backends outside of the queue.
+	maxHeld      = 1 << 14
+	maxHeldBytes = 256 << 20
 	// settlePart, settleMost and settleLeast are of how long a place stays taken after its answer.
 	settlePart, settleMost, settleLeast = 32, 5 * time.Millisecond, 100 * time.Microsecond
 	// minPatience is what a request is given whose time is over before it has come to the queue.
@@ -358,7 +359,7 @@ func (x *exchange) left() time.Duration {
 
 // mayHold is for how long it may wait outside of the queue for backends to come back.
 func (x *exchange) mayHold() time.Duration {
-	if x.p.held.Load() >= maxHeld {
+	if x.p.held.Load() >= maxHeld || x.p.heldBytes.Load()+x.bodyBytes() > maxHeldBytes {
 		return 0
 	}
 	return min(x.left(), reviveFor-x.line.held)
@@ -371,9 +372,12 @@ func (x *exchange) holdOn(changed <-chan struct{}, most time.Duration) bool {
 	}
 	l := &x.line
 	began := time.Now()
+	bytes := x.bodyBytes()
 	x.p.held.Add(1)
+	x.p.heldBytes.Add(bytes)
 	defer func() {
 		x.p.held.Add(-1)
+		x.p.heldBytes.Add(-bytes)
 		took := time.Since(began)
 		l.held, l.waited = l.held+took, l.waited+took
 		if l.age > 0 { // else it had no place that it could come back to

@@ -111,6 +111,7 @@ type Proxy struct {
 	snap      atomic.Pointer[Snapshot] // nil until the first Apply
 	absent    absences
 	held      atomic.Int64                  // requests that wait for backends to come back
+	heldBytes atomic.Int64                  // of them
 	applied   atomic.Pointer[chan struct{}] // closed by the next one
 	switches  atomic.Pointer[Switches]      // never nil
 	override  atomic.Pointer[override]      // nil: never set
