@@ -75,7 +75,7 @@
 //	JSON answer without usage                        as reserved                 spent
 //	client gone or timed out before the answer       as reserved                 spent
 //	error from the backend, or none reachable after trying  nothing              spent
-//	lost by backends that died before they answered  nothing; the one that answers counts  spent once
+//	lost by backends that died before they answered, or gave none  nothing; the one that answers counts  spent once
 //	no backend up, shed, or dropped by the queue     nothing                     given back
 //	refused by a limit, a switch or a rung           nothing                     nothing
 //	answered by the cache                            nothing                     spent

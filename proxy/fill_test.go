@@ -22,7 +22,9 @@ import (
 // waiting blocks until so many requests wait for another's answer.
 func (w *world) waiting(n int) {
 	w.t.Helper()
-	w.eventually(func() bool { return w.metric("headgate_cache_waiters") == float64(n) })
+	w.eventually(func() bool {
+		return w.metric("headgate_cache_waiters") == float64(n) && w.metric("headgate_inflight_requests") > float64(n) // who leads counts among the former at first
+	})
 }
 
 // crowd sends the same n times at once.

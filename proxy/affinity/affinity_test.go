@@ -207,7 +207,7 @@ func find(cs []Candidate, id string) *Candidate {
 	return &cs[slices.IndexFunc(cs, func(c Candidate) bool { return c.ID == id })]
 }
 
-// boundedLoads says who is above the bound, by its definition: a request more would be above its share of all, times the bound, rounded up.
+// boundedLoads says who is above the bound, by its definition: a request more would be above its share of all, times the bound, rounded up, and above what is as good as idle.
 func boundedLoads(cs []Candidate, q *Query) map[string]bool {
 	above := map[string]bool{}
 	largest := int64(1)
@@ -228,7 +228,7 @@ func boundedLoads(cs []Candidate, q *Query) map[string]bool {
 			}
 		}
 		bound := min(1+float64(q.Tokens)/32768, 2)
-		above[c.ID] = float64(c.Load+1) > math.Ceil(bound*(total*size(c)/sizes))
+		above[c.ID] = float64(c.Load+1) > max(math.Ceil(bound*(total*size(c)/sizes)), idle(c.Slots))
 	}
 	return above
 }
