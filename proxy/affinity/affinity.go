@@ -248,7 +248,7 @@ func idle(slots int64) float64 {
 	if slots <= 0 {
 		return idleLeast
 	}
-	return min(max(idleLeast, float64(slots)/idlePart), float64(slots))
+	return float64(min(max(idleLeast, slots/idlePart), slots))
 }
 
 // exponential is what an exponential distribution of mean 1 has at the uniform number h: never 0, never infinite. The least
