@@ -16,16 +16,25 @@ func (s *direct) start(w *world) { s.w = w }
 func (s *direct) lent() float64  { return 0 }
 
 func (s *direct) arrive(id int) {
-	a := s.w.demand[id]
-	s.w.trips[a.Node]++
-	s.w.after(s.w.way(), func() {
-		at := s.w.now
-		d := s.w.Limit.Take(&s.state, epoch+at, a.Cost, limiter.Refuse)
-		s.w.after(s.w.way(), func() { s.w.decide(id, d.Admitted, false, at) })
-	})
+	w, at := s.w, int64(0)
+	node, cost := w.node(id), w.demand[id].Cost
+	var d limiter.Decision
+	w.trips[node]++
+	w.call(node, func() {
+		at = w.now
+		d = w.Limit.Take(&s.state, epoch+at, cost, limiter.Refuse)
+	}, func() { w.decide(id, d.Admitted, false, at) }, func() { w.decide(id, false, false, 0) })
 }
 
-// split gives each of N holders a bucket of rate/N and burst/N.
+func (s *direct) emptied() { s.state = limiter.State{} }
+
+func (s *direct) crash(int)  {}
+func (s *direct) leave(int)  {}
+func (s *direct) comes(int)  {}
+func (s *direct) deaf([]int) {}
+
+// split gives each of N holders a bucket of rate/N and burst/N. N is what somebody wrote down: a node that goes takes its part with it,
+// one that comes brings another, and one that comes back has a full bucket.
 type split struct {
 	w      *world
 	part   limiter.Limit
@@ -33,23 +42,31 @@ type split struct {
 }
 
 func (s *split) start(w *world) {
-	s.w, s.part, s.states = w, w.Limit, make([]limiter.State, w.Nodes)
+	s.w, s.part, s.states = w, w.Limit, make([]limiter.State, w.nodesOf())
 	s.part.Rate.Per *= time.Duration(w.Nodes)
 	s.part.Burst = max(w.Limit.Burst/int64(w.Nodes), 1)
 }
 
 func (s *split) lent() (sum float64) {
 	for i := range s.states {
-		sum += float64(s.part.Peek(&s.states[i], epoch+s.w.now, 0, limiter.Refuse).Remaining)
+		if s.w.plan == nil || !s.w.gone[i] {
+			sum += float64(s.part.Peek(&s.states[i], epoch+s.w.now, 0, limiter.Refuse).Remaining)
+		}
 	}
 	return sum
 }
 
 func (s *split) arrive(id int) {
-	a := s.w.demand[id]
-	d := s.part.Take(&s.states[a.Node], epoch+s.w.now, a.Cost, limiter.Refuse)
+	d := s.part.Take(&s.states[s.w.node(id)], epoch+s.w.now, s.w.demand[id].Cost, limiter.Refuse)
 	s.w.decide(id, d.Admitted, true, s.w.now)
 }
+
+func (s *split) comes(node int) { s.states[node] = limiter.State{} }
+
+func (s *split) emptied()   {}
+func (s *split) crash(int)  {}
+func (s *split) leave(int)  {}
+func (s *split) deaf([]int) {}
 
 // tank is a bucket that may be lent from: level and what holders may still spend never exceed the
 // burst, as in R1.
@@ -85,8 +102,9 @@ type blocks struct {
 
 func (s *blocks) start(w *world) {
 	s.w, s.tank = w, newTank(&w.Cell)
-	s.hand, s.out, s.had = make([]float64, w.Nodes), make([]float64, w.Nodes), make([]int, w.Nodes)
-	s.waits, s.asks = make([][]int, w.Nodes), make([]bool, w.Nodes)
+	n := w.nodesOf()
+	s.hand, s.out, s.had = make([]float64, n), make([]float64, n), make([]int, n)
+	s.waits, s.asks = make([][]int, n), make([]bool, n)
 }
 
 func (s *blocks) lent() (sum float64) {
@@ -97,9 +115,9 @@ func (s *blocks) lent() (sum float64) {
 }
 
 func (s *blocks) arrive(id int) {
-	a := s.w.demand[id]
-	if i := int(a.Node); s.hand[i] >= float64(a.Cost) {
-		s.hand[i] -= float64(a.Cost)
+	cost := float64(s.w.demand[id].Cost)
+	if i := s.w.node(id); s.hand[i] >= cost {
+		s.hand[i] -= cost
 		s.w.decide(id, true, true, s.w.now)
 	} else {
 		s.waits[i] = append(s.waits[i], id)
@@ -114,15 +132,21 @@ func (s *blocks) ask(i int) {
 	}
 	s.asks[i] = true
 	s.w.trips[i]++
-	had := s.hand[i]
-	s.w.after(s.w.way(), func() {
+	had, got := s.hand[i], 0.0
+	want := max(s.size, float64(s.w.demand[s.waits[i][0]].Cost)-had)
+	s.w.call(i, func() {
 		s.tank.advance(s.w.now)
 		s.tank.out -= s.out[i] - had // what it has spent since
-		got := min(s.tank.level, max(s.size, float64(s.w.demand[s.waits[i][0]].Cost)-had))
+		got = max(0, min(s.tank.level, want))
 		s.tank.level -= got
 		s.out[i] = had + got
 		s.tank.out += got
-		s.w.after(s.w.way(), func() { s.answered(i, got, got < s.size) })
+	}, func() { s.answered(i, got, got < s.size) }, func() {
+		s.asks[i] = false
+		for _, id := range s.waits[i] {
+			s.w.decide(id, false, false, 0)
+		}
+		s.waits[i] = nil
 	})
 }
 
@@ -158,14 +182,46 @@ func (s *blocks) giveBack(i int) {
 	s.hand[i] = 0
 	s.asks[i] = true // until it is back, so that the two do not cross
 	s.w.trips[i]++
-	s.w.after(s.w.way(), func() {
+	again := func() {
+		s.asks[i] = false
+		s.ask(i)
+	}
+	s.w.call(i, func() {
 		s.tank.advance(s.w.now)
 		s.tank.out -= s.out[i]
 		s.out[i] = 0
 		s.tank.level += back
-		s.asks[i] = false
-		s.ask(i)
-	})
+		again()
+	}, func() {}, again)
+}
+
+// emptied: the store knows neither what was spent nor what is out.
+func (s *blocks) emptied() {
+	s.tank = newTank(&s.w.Cell)
+	s.tank.last = s.w.now
+	clear(s.out)
+}
+
+func (s *blocks) crash(node int) { s.comes(node) }
+
+func (s *blocks) comes(node int) {
+	s.hand[node], s.waits[node], s.asks[node] = 0, nil, false
+	s.had[node]++
+}
+
+func (s *blocks) leave(node int) {
+	if !s.asks[node] {
+		s.giveBack(node)
+	}
+}
+
+// deaf: what those have counts as spent, and they spend no more of it.
+func (s *blocks) deaf(nodes []int) {
+	s.tank.advance(s.w.now)
+	for _, i := range nodes {
+		s.tank.out -= s.out[i]
+		s.out[i], s.hand[i] = 0, 0
+	}
 }
 
 // counted decides by the last known level and tells the owner of its hits every so often.
@@ -178,8 +234,8 @@ type counted struct {
 }
 
 func (s *counted) start(w *world) {
-	s.w, s.tank, s.hits = w, newTank(&w.Cell), make([]float64, w.Nodes)
-	for i := range w.Nodes {
+	s.w, s.tank, s.hits = w, newTank(&w.Cell), make([]float64, w.nodesOf())
+	for i := range w.nodesOf() {
 		s.known = append(s.known, newTank(&w.Cell))
 		w.after(w.rand.Int64N(s.every), func() {
 			s.tell(i)
@@ -191,27 +247,47 @@ func (s *counted) start(w *world) {
 func (s *counted) lent() float64 { return 0 }
 
 func (s *counted) arrive(id int) {
-	a := s.w.demand[id]
-	k := &s.known[a.Node]
+	i, cost := s.w.node(id), float64(s.w.demand[id].Cost)
+	k := &s.known[i]
 	k.advance(s.w.now)
-	fits := k.level >= float64(a.Cost)
+	fits := k.level >= cost
 	if fits {
-		k.level -= float64(a.Cost)
-		s.hits[a.Node] += float64(a.Cost)
+		k.level -= cost
+		s.hits[i] += cost
 	}
 	s.w.decide(id, fits, true, s.w.now)
 }
 
 func (s *counted) tell(i int) {
-	told := s.hits[i]
+	if s.w.plan != nil && s.w.gone[i] {
+		return
+	}
+	told, level := s.hits[i], 0.0
 	s.hits[i] = 0
 	s.w.kept++
-	s.w.after(s.w.way(), func() {
+	s.w.call(i, func() {
 		s.tank.advance(s.w.now)
 		s.tank.level -= told
-		level := s.tank.level
-		s.w.after(s.w.way(), func() {
-			s.known[i].level, s.known[i].last = level-s.hits[i], s.w.now
-		})
-	})
+		level = s.tank.level
+	}, func() { s.known[i].level, s.known[i].last = level-s.hits[i], s.w.now }, func() { s.hits[i] += told })
 }
+
+func (s *counted) emptied() {
+	s.tank = newTank(&s.w.Cell)
+	s.tank.last = s.w.now
+}
+
+func (s *counted) crash(node int) { s.hits[node] = 0 }
+
+func (s *counted) comes(node int) {
+	s.hits[node], s.known[node] = 0, newTank(&s.w.Cell)
+	s.known[node].last = s.w.now
+}
+
+func (s *counted) leave(node int) {
+	s.tank.advance(s.w.now) // its last word comes before it goes
+	s.tank.level -= s.hits[node]
+	s.hits[node] = 0
+}
+
+func (s *counted) deaf([]int) {}

@@ -2,6 +2,8 @@ package lease
 
 import (
 	"time"
+
+	"headgate/lease"
 )
 
 // Policy is a way to keep a limit over many nodes.
@@ -12,6 +14,14 @@ type Policy struct {
 
 // Headgate is the name of the policy that this is all about.
 const Headgate = "headgate"
+
+// ours is Headgate's protocol with a Sizer; nil: its own. Where something fails every node is an owner.
+func ours(c *Cell, s lease.Sizer) contender {
+	if c.plan() != nil {
+		return &fleet{sizer: s}
+	}
+	return &cores{sizer: s}
+}
 
 // Policies are all that run in every cell, Headgate last.
 func Policies() []Policy {
@@ -31,6 +41,6 @@ func Policies() []Policy {
 		{"counted after 100ms", counting(100 * time.Millisecond)},
 		{"counted after 250ms", counting(250 * time.Millisecond)},
 		{"counted after 500ms", counting(500 * time.Millisecond)},
-		{Headgate, func(*Cell) contender { return &cores{} }},
+		{Headgate, func(c *Cell) contender { return ours(c, nil) }},
 	}
 }

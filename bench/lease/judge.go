@@ -68,8 +68,8 @@ type Result struct {
 	// Bytes and CPU are per request; -1: the engine cannot tell.
 	Bytes float64
 	CPU   time.Duration
-	// Recovery is how long after the fault less than 9 in 10 of what the ideal buckets admit were admitted for
-	// half a second, or somebody waited for longer than 100 ms, for the last time; -1: there was no fault.
+	// Recovery is how long after the fault less than 9 in 10 of what the ideal buckets admit (and of what was kept of it before) were
+	// admitted for a second, or somebody waited for longer than 100 ms and ever before, for the last time; -1: there was no fault.
 	Recovery time.Duration
 	// Course is what happened when.
 	Course Course
@@ -93,7 +93,7 @@ const (
 	// What counts as not recovered.
 	recovered = 0.9
 	tooSlow   = 100 * time.Millisecond
-	lull      = 500 * time.Millisecond
+	lull      = time.Second
 )
 
 // Judge measures a policy by what an engine saw, against one ideal bucket a tenant that is fed the same.
@@ -141,7 +141,7 @@ type sums struct {
 }
 
 func newTally(c *Cell, faultAt time.Duration) *tally {
-	t := &tally{r: Result{Cell: *c, Busy: -1, Bytes: -1, CPU: -1, Recovery: -1}, seen: make([]int, c.Nodes), trips: make([]int, c.Nodes)}
+	t := &tally{r: Result{Cell: *c, Busy: -1, Bytes: -1, CPU: -1, Recovery: -1}, seen: make([]int, c.nodesOf()), trips: make([]int, c.nodesOf())}
 	length := c.length()
 	step := max(minPart, (length+maxParts-1)/maxParts)
 	parts := int(length/step) + 1
@@ -282,22 +282,31 @@ func part(a, b float64) float64 {
 	return a / b
 }
 
-// recovery looks for the end of the last half second after the fault in which too little was admitted, or
-// somebody waited for too long.
+// recovery looks for the end of the last second after the fault in which too little was admitted, or somebody waited for too long. What
+// happened before the fault, too, is no trouble that the fault has made.
 func (c *Course) recovery() time.Duration {
-	each := max(1, int(lull/c.Step))
-	first := int(c.FaultAt / c.Step)
+	each, first := max(1, int(lull/c.Step)), int(c.FaultAt/c.Step)
+	least, slowest := recovered, tooSlow
+	for end := each; end <= min(first, len(c.Ideal)); end++ {
+		least = min(least, recovered*c.kept(end-each, end))
+		slowest = max(slowest, c.Slowest[end-1])
+	}
 	for end := len(c.Ideal); end > first; end-- {
-		var ideal, admitted float64
-		for i := max(first, end-each); i < end; i++ {
-			ideal += c.Ideal[i]
-			admitted += c.Admitted[i]
-		}
-		if admitted < recovered*ideal || c.Slowest[end-1] > tooSlow {
+		if c.Slowest[end-1] > slowest || c.kept(max(first, end-each), end) < least {
 			return time.Duration(end)*c.Step - c.FaultAt
 		}
 	}
 	return 0
+}
+
+// kept is what was admitted of what the ideal buckets admit, in some parts.
+func (c *Course) kept(from, to int) float64 {
+	var ideal, admitted float64
+	for i := from; i < to; i++ {
+		ideal += c.Ideal[i]
+		admitted += c.Admitted[i]
+	}
+	return part(admitted, ideal)
 }
 
 // quantile is of so many zeros and what is sorted.

@@ -17,15 +17,19 @@ const chunks = 256
 // for messages that several may share, which are counted as if none did.
 func measureMany(ctx context.Context, c Cell, p Policy, processors int) (Result, error) {
 	tallies := make([]*tally, min(chunks, c.tenants()))
-	own := c.apart()
+	own, what := c.apart(), c.plan()
+	faultAt := time.Duration(0)
+	if what != nil {
+		faultAt = time.Duration(what.at)
+	}
 	work := make(chan int)
 	var wg sync.WaitGroup
 	for range max(processors, 1) {
 		wg.Go(func() {
 			for i := range work {
-				t := newTally(&c, 0)
+				t := newTally(&c, faultAt)
 				for tenant := i; tenant < c.tenants() && ctx.Err() == nil; tenant += len(tallies) {
-					one(&c, p, own(tenant), t)
+					one(&c, p, own(tenant), what, t)
 				}
 				tallies[i] = t
 			}
@@ -60,8 +64,8 @@ func (c *Cell) apart() func(tenant int) []Arrival {
 	return func(tenant int) []Arrival { return demand[tenant] }
 }
 
-// one runs one tenant's bucket. Nodes at which none of its requests arrive are left out: they have no part in it.
-func one(c *Cell, p Policy, demand []Arrival, t *tally) {
+// one runs one tenant's bucket. Nodes at which none of its requests arrive are left out, if nothing fails: they have no part in it.
+func one(c *Cell, p Policy, demand []Arrival, what *plan, t *tally) {
 	if len(demand) == 0 {
 		return
 	}
@@ -71,14 +75,23 @@ func one(c *Cell, p Policy, demand []Arrival, t *tally) {
 			nodes = slices.Insert(nodes, at, demand[i].Node)
 		}
 	}
+	if what != nil {
+		nodes = nodes[:0]
+		for i := range c.nodesOf() {
+			nodes = append(nodes, int32(i))
+		}
+	}
 	sub := *c
 	sub.Tenants, sub.Nodes, sub.For, sub.Seed = 1, len(nodes), c.length(), splitmix(c.Seed, uint64(demand[0].Tenant))
+	if what != nil {
+		sub.Nodes = c.Nodes
+	}
 	local := slices.Clone(demand)
 	for i := range local {
 		at, _ := slices.BinarySearch(nodes, local[i].Node)
 		local[i].Node = int32(at)
 	}
-	e := simulate(sub, p, local)
+	e := simulate(sub, p, local, what)
 	t.add(demand, e.Fates)
 	for i, n := range e.Trips {
 		t.trips[nodes[i]] += n

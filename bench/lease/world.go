@@ -37,6 +37,11 @@ type world struct {
 	kept   int   // keep-alives
 	pushed int   // messages of the owner that answer nothing
 	looks  bool  // there is to be a look at what is lent
+	plan   *plan // nil: nothing fails
+	// Of a baseline's nodes which are not there, and how many processes each has had before; whether the store is away.
+	gone      []bool
+	lives     []int
+	storeGone bool
 	// stranded sums, over seconds with a refusal, what lay in leases.
 	stranded float64
 	looked   int
@@ -83,17 +88,20 @@ func (w *world) decide(id int, admitted, local bool, at int64) {
 
 // measure runs a policy in a cell of one tenant.
 func measure(c Cell, p Policy) Result {
-	e := simulate(c, p, c.Demand())
+	e := simulate(c, p, c.Demand(), c.plan())
 	r := Judge(c, &e)
 	r.Engine, r.Contender = Simulated, p.Name
 	return r
 }
 
-// simulate runs a policy on one bucket.
-func simulate(c Cell, p Policy, demand []Arrival) Evidence {
+// simulate runs a policy on one bucket. what goes wrong is planned for all buckets of a cell.
+func simulate(c Cell, p Policy, demand []Arrival, what *plan) Evidence {
 	who := p.make(&c)
-	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: demand, who: who}
-	w.fate, w.trips = make([]Fate, len(w.demand)), make([]int, c.Nodes)
+	w := &world{Cell: c, rand: rand.New(rand.NewPCG(c.Seed, 2)), demand: demand, who: who, plan: what}
+	w.fate, w.trips = make([]Fate, len(w.demand)), make([]int, c.nodesOf())
+	if what != nil {
+		w.troubles()
+	}
 	who.start(w)
 	// What is asked in the end is answered still.
 	ends := int64(c.length() + 5*time.Second)
@@ -111,6 +119,7 @@ func simulate(c Cell, p Policy, demand []Arrival) Evidence {
 		w.now = e.at
 		e.do()
 	}
+	w.lost()
 	return w.evidence()
 }
 
@@ -133,6 +142,9 @@ func (w *world) look() {
 
 func (w *world) evidence() Evidence {
 	e := Evidence{Demand: w.demand, Fates: w.fate, Trips: w.trips, Kept: w.kept, Pushed: w.pushed}
+	if w.plan != nil {
+		e.FaultAt = time.Duration(w.plan.at)
+	}
 	if w.looked > 0 {
 		e.Stranded = w.stranded / float64(w.looked) / float64(w.Limit.Burst)
 	}
