@@ -385,7 +385,6 @@ type asker struct {
 	pauses  int   // that began
 	began   int64 // when it found that it has to ask; 0: it has not
 	tried   int64 // when this try began
-	ends    bool  // the end of its budget is waited for
 	to      uint64
 	line    *wire // on which it asks or waits
 	ask     uint64

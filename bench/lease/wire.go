@@ -23,7 +23,6 @@ type wire struct {
 	sent   []flying // requests without an answer, oldest first
 	live   int64    // until when what the owner lent may be spent
 	heard  int64    // when it said anything last
-	dials  int64    // how long the next pause between dials is
 	epoch  int      // of the stream
 }
 
