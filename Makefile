@@ -73,11 +73,9 @@ bench: build ## speed and memory, as ratios against peers in the same run; resul
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
 	$(GO) run ./bench/money -out bench/results
-	$(GO) run ./bench/cache -out bench/results
 	$(call benchmarks,embed,./cache/embed,^BenchmarkEmbed)
 	$(call benchmarks,semantic-lookup,./cache/semantic,.)
-	$(GO) run ./bench/semantic -out bench/results
-	$(GO) run ./bench/hnsw -out bench/results
+	$(BIN) bench cache --out bench/results
 	$(BIN) bench lease --out bench/results
 	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
 	$(BIN) bench cluster --out bench/results

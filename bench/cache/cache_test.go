@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if isChild, err := child(context.Background()); isChild { // the fleet runs this very program
+	if isChild, err := Child(context.Background()); isChild { // the fleet runs this very program
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -25,16 +25,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func shortConfig() config {
-	return config{rounds: 1, each: 40 * time.Millisecond, reads: 20_000, keys: 3000, entries: 2000, nodes: 2, crowd: 20, misses: 6, log: io.Discard}
+func shortConfig() Config {
+	return Config{Rounds: 1, Each: 40 * time.Millisecond, Reads: 20_000, Keys: 3000, Entries: 2000, Nodes: 2, Crowd: 20, Misses: 6, Log: io.Discard}
 }
 
 // TestRun takes every measurement, shortly. That hits ask no model, and that misses and hits are what they are taken
 // for, the run sees to itself.
 func TestRun(t *testing.T) {
 	c := shortConfig()
-	c.nodes, c.dir = 3, t.TempDir()
-	rep, err := run(t.Context(), &c)
+	c.Nodes, c.Dir = 3, t.TempDir()
+	rep, err := Run(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("the report does not speak of %q", word)
 		}
 	}
-	if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(c.Dir); err != nil || len(left) > 0 {
 		t.Errorf("it left %v, %v", left, err)
 	}
 }
@@ -96,9 +96,9 @@ func TestLRU(t *testing.T) {
 }
 
 func TestNonsenseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-rounds", "0"}, {"-each", "1h"}, {"-reads", "0"}, {"-nodes", "1"}, {"-crowd", "5000"}, {"-only", "everything"}, {"-kind", "video"}, {"-misses", "0"}} {
-		if err := command(t.Context(), args); err == nil {
-			t.Errorf("%v is taken", args)
+	for _, c := range []Config{{Rounds: -1}, {Each: time.Hour}, {Reads: 10}, {Nodes: 1}, {Crowd: 5000}, {Only: []string{"everything"}}, {Kind: "video"}, {Misses: -1}} {
+		if _, err := Run(t.Context(), c); err == nil {
+			t.Errorf("%+v is taken", c)
 		}
 	}
 }

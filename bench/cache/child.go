@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -43,8 +43,9 @@ type plainAnswer struct {
 	File        string
 }
 
-// child carries out an order, if there is one, until the standard input ends.
-func child(ctx context.Context) (bool, error) {
+// Child turns this process into one of the benchmark's if [Run] has started it as one: it then carries out its order until
+// the standard input or ctx ends, and reports true.
+func Child(ctx context.Context) (bool, error) {
 	text := os.Getenv(envChild)
 	if text == "" {
 		return false, nil

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -55,8 +55,8 @@ type crowdSection struct {
 }
 
 // crowd has many ask a cluster the same at once, spread over its nodes.
-func crowd(ctx context.Context, c *config, rep *report) (_ section, err error) {
-	f, err := newFleet(c.dir, "crowd")
+func crowd(ctx context.Context, c *Config, rep *Report) (_ section, err error) {
+	f, err := newFleet(c.Dir, "crowd")
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func crowd(ctx context.Context, c *config, rep *report) (_ section, err error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := f.cluster(ctx, c.nodes, up.url(), "")
+	nodes, err := f.cluster(ctx, c.Nodes, up.url(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -81,23 +81,23 @@ func crowd(ctx context.Context, c *config, rep *report) (_ section, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &crowdSection{nodes: c.nodes, crowd: c.crowd}
+	s := &crowdSection{nodes: c.Nodes, crowd: c.Crowd}
 	for _, k := range crowdKinds() {
 		s.rows = append(s.rows, &crowdRow{crowdKind: k})
 	}
-	for round := range c.rounds + 1 { // the first opens the connections and does not count
+	for round := range c.Rounds + 1 { // the first opens the connections and does not count
 		for i := range s.rows {
 			r := s.rows[(i+round)%len(s.rows)]
 			targets := nodes
 			if r.bare {
 				targets = []*process{bare}
 			}
-			sample, err := f.gather(ctx, c.crowd, targets, up, r.crowdKind, fmt.Sprintf("crowd %s %d", r.name, round))
+			sample, err := f.gather(ctx, c.Crowd, targets, up, r.crowdKind, fmt.Sprintf("crowd %s %d", r.name, round))
 			if err != nil {
 				return nil, err
 			}
 			if sample.failed > 0 {
-				rep.note("crowd, %s: %d of %d requests failed, such as by %v", r.name, sample.failed, c.crowd, sample.reason)
+				rep.note("crowd, %s: %d of %d requests failed, such as by %v", r.name, sample.failed, c.Crowd, sample.reason)
 			}
 			if round > 0 {
 				r.samples = append(r.samples, sample)

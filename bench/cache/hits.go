@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -56,8 +56,8 @@ type hitRow struct {
 type hitSection struct{ rows []*hitRow }
 
 // hits loads a node with questions whose answers it has, in a closed loop, and a bare handler in turn.
-func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
-	f, err := newFleet(c.dir, "hits")
+func hits(ctx context.Context, c *Config, rep *Report) (_ section, err error) {
+	f, err := newFleet(c.Dir, "hits")
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +67,8 @@ func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
 		return nil, err
 	}
 	profile := ""
-	if c.profile != "" {
-		if profile, err = filepath.Abs(filepath.Join(c.profile, "hits.pprof")); err != nil {
+	if c.Profile != "" {
+		if profile, err = filepath.Abs(filepath.Join(c.Profile, "hits.pprof")); err != nil {
 			return nil, err
 		}
 		rep.note("the node that served hits was profiled meanwhile")
@@ -85,7 +85,7 @@ func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
 	s := &hitSection{}
 	for i, k := range kinds {
 		for _, parallel := range parallels() {
-			if strings.Contains(k.name, c.kind) {
+			if strings.Contains(k.name, c.Kind) {
 				s.rows = append(s.rows, &hitRow{kind: k, parallel: parallel, path: kindPath(i)})
 			}
 		}
@@ -94,8 +94,8 @@ func hits(ctx context.Context, c *config, rep *report) (_ section, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for round := range c.rounds {
-		fmt.Fprintf(c.log, "  round %d of %d\n", round+1, c.rounds)
+	for round := range c.Rounds {
+		fmt.Fprintf(c.Log, "  round %d of %d\n", round+1, c.Rounds)
 		for _, r := range s.rows {
 			if err := f.hitRound(ctx, c, r, nodes[0], bare, round); err != nil {
 				return nil, err
@@ -145,7 +145,7 @@ func (f *fleet) keep(ctx context.Context, n *process, kinds []hitKind) (*process
 }
 
 // hitRound measures both targets once; who comes first changes by the round.
-func (f *fleet) hitRound(ctx context.Context, c *config, r *hitRow, n, bare *process, round int) error {
+func (f *fleet) hitRound(ctx context.Context, c *Config, r *hitRow, n, bare *process, round int) error {
 	targets := []struct {
 		p   *process
 		url string
@@ -155,7 +155,7 @@ func (f *fleet) hitRound(ctx context.Context, c *config, r *hitRow, n, bare *pro
 		targets[0], targets[1] = targets[1], targets[0]
 	}
 	for _, t := range targets {
-		s, err := f.hitSample(ctx, t.p, t.url, r, c.each)
+		s, err := f.hitSample(ctx, t.p, t.url, r, c.Each)
 		if err != nil {
 			return fmt.Errorf("%s, %d connections, %s: %w", r.kind.name, r.parallel, t.p.name, err)
 		}

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -29,19 +29,19 @@ type memorySection struct {
 }
 
 // memory fills each contender with entries of one size, and weighs the heap before and after.
-func memory(_ context.Context, c *config, rep *report) (section, error) {
-	s := &memorySection{entries: c.entries, rows: map[string]charge{}}
+func memory(_ context.Context, c *Config, rep *Report) (section, error) {
+	s := &memorySection{entries: c.Entries, rows: map[string]charge{}}
 	noise := make([]byte, weighed)
 	fillNoise(noise)
 	for _, k := range contenders() {
-		w, err := weigh(k, c.entries, noise, int64(weighed+assumed))
+		w, err := weigh(k, c.Entries, noise, int64(weighed+assumed))
 		if err != nil {
 			return nil, err
 		}
 		s.rows[k.name] = w
 	}
 	var err error
-	if s.packed, err = weigh(contenders()[0], c.entries/4, prose(8<<10), 8<<10); err != nil {
+	if s.packed, err = weigh(contenders()[0], c.Entries/4, prose(8<<10), 8<<10); err != nil {
 		return nil, err
 	}
 	rep.charges = s.rows

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -26,8 +26,8 @@ type missSection struct {
 }
 
 // misses asks one node of a cluster what nobody has asked, and then others the same.
-func misses(ctx context.Context, c *config, _ *report) (_ section, err error) {
-	f, err := newFleet(c.dir, "misses")
+func misses(ctx context.Context, c *Config, _ *Report) (_ section, err error) {
+	f, err := newFleet(c.Dir, "misses")
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func misses(ctx context.Context, c *config, _ *report) (_ section, err error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := f.cluster(ctx, c.nodes, up.url(), "")
+	nodes, err := f.cluster(ctx, c.Nodes, up.url(), "")
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func misses(ctx context.Context, c *config, _ *report) (_ section, err error) {
 			}
 		}
 	}
-	s := &missSection{nodes: c.nodes}
+	s := &missSection{nodes: c.Nodes}
 	own, err := f.missPairs(ctx, c, s, nodes)
 	if err != nil {
 		return nil, err
@@ -73,10 +73,10 @@ func misses(ctx context.Context, c *config, _ *report) (_ section, err error) {
 
 // missPairs asks the first node so much that nobody has asked, with the cache and without, and gives back what of that
 // another node owns that is neither of the first two, and which.
-func (f *fleet) missPairs(ctx context.Context, c *config, s *missSection, nodes []*process) (owners map[string]string, err error) {
+func (f *fleet) missPairs(ctx context.Context, c *Config, s *missSection, nodes []*process) (owners map[string]string, err error) {
 	owners = map[string]string{}
 	ring := ringOf(nodes)
-	for i := 0; len(s.others) < c.misses; i++ {
+	for i := 0; len(s.others) < c.Misses; i++ {
 		body := question("miss", i, missTokens, false)
 		owner, err := f.owner(ctx, ring, nodes[0], body)
 		if err != nil {

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"context"
@@ -77,27 +77,27 @@ type ratioSection struct {
 }
 
 // ratio plays traces to the store and to its peers, which have the same bytes of memory.
-func ratio(ctx context.Context, c *config, rep *report) (section, error) {
+func ratio(ctx context.Context, c *Config, rep *Report) (section, error) {
 	if rep.charges == nil { // what an entry costs has to be known
 		if _, err := memory(ctx, c, rep); err != nil {
 			return nil, err
 		}
 	}
-	s := &ratioSection{reads: c.reads, keys: c.keys, charges: rep.charges}
-	sizes, noise := answerSizes(c.keys), make([]byte, 64<<10)
+	s := &ratioSection{reads: c.Reads, keys: c.Keys, charges: rep.charges}
+	sizes, noise := answerSizes(c.Keys), make([]byte, 64<<10)
 	fillNoise(noise)
-	keys := make([]cache.Key, c.keys)
+	keys := make([]cache.Key, c.Keys)
 	var total int64
 	for i := range keys {
 		keys[i] = keyOf(i)
 		total += int64(sizes[i])
 	}
-	s.mean = total / int64(c.keys)
-	total += int64(rep.charges[theStore].over) * int64(c.keys)
+	s.mean = total / int64(c.Keys)
+	total += int64(rep.charges[theStore].over) * int64(c.Keys)
 	for _, t := range traces() {
-		fmt.Fprintf(c.log, "  %s, %g of all bytes\n", t.name(), t.share)
+		fmt.Fprintf(c.Log, "  %s, %g of all bytes\n", t.name(), t.share)
 		row := ratioRow{trace: t, bytes: max(1<<20, int64(float64(total)*t.share)), hits: map[string]float64{}}
-		reads := t.reads(c.reads, c.keys)
+		reads := t.reads(c.Reads, c.Keys)
 		for _, k := range contenders() {
 			hit, err := play(ctx, k.with(int64(rep.charges[k.name].over)), row.bytes, reads, func(i int32) *cache.Entry {
 				return &cache.Entry{Key: keys[i], Tenant: "acme", Surface: "faq", ContentType: "application/json", Body: noise[:sizes[i]], Life: cache.Life{TTL: 1000 * time.Hour}}

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"cmp"
@@ -26,9 +26,9 @@ type aim struct {
 	text string
 }
 
-// report is what a run has found.
-type report struct {
-	config   config
+// Report is what a run has found.
+type Report struct {
+	config   Config
 	started  time.Time
 	took     time.Duration
 	machine  string
@@ -38,16 +38,16 @@ type report struct {
 	charges  map[string]charge // by contender; see memory
 }
 
-func (r *report) note(format string, args ...any) {
+func (r *Report) note(format string, args ...any) {
 	if s := fmt.Sprintf(format, args...); !slices.Contains(r.notes, s) {
 		r.notes = append(r.notes, s)
 	}
 }
 
 // String is the report for people.
-func (r *report) String() string {
+func (r *Report) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "the cache of answers, median of %d rounds where nothing else is said\n", r.config.rounds)
+	fmt.Fprintf(&b, "the cache of answers, median of %d rounds where nothing else is said\n", r.config.Rounds)
 	fmt.Fprintf(&b, "started  %s, took %s\ncommit   %s\nmachine  %s\n", r.started.Format(time.RFC3339), r.took.Round(time.Second), r.commit, r.machine)
 	var as []aim
 	for _, s := range r.sections {

@@ -1,4 +1,4 @@
-package main
+package cache
 
 import (
 	"bytes"
@@ -43,7 +43,7 @@ type operation struct {
 type speedSection struct{ ops []*operation }
 
 // speed times keys and look-ups in this process, one after the other in each round.
-func speed(ctx context.Context, c *config, _ *report) (_ section, err error) {
+func speed(ctx context.Context, c *Config, _ *Report) (_ section, err error) {
 	s := &speedSection{}
 	s.ops = append(s.ops, keyOperations()...)
 	looks, stop, err := lookOperations()
@@ -52,10 +52,10 @@ func speed(ctx context.Context, c *config, _ *report) (_ section, err error) {
 	}
 	defer stop()
 	s.ops = append(s.ops, looks...)
-	for round := range c.rounds {
+	for round := range c.Rounds {
 		for i := range s.ops {
 			op := s.ops[(i+round)%len(s.ops)]
-			sample, err := op.time(ctx, c.each/8)
+			sample, err := op.time(ctx, c.Each/8)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", op.name, err)
 			}

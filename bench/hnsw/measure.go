@@ -1,12 +1,10 @@
-package main
+package hnsw
 
 import (
 	"context"
 	"errors"
 	"math/rand/v2"
 	"runtime"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,17 +15,15 @@ import (
 // part is one thing that is measured.
 type part struct {
 	name string
-	run  func(context.Context, *config, *data, string, *report) error
+	run  func(context.Context, *Config, *data, string, *Report) error
 }
 
 func parts() []part {
 	return []part{{"peer", peer}, {"deletes", deletes}, {"readers", readers}, {"few", few}}
 }
 
-func contains(list, name string) bool { return slices.Contains(strings.Split(list, ","), name) }
-
-func (c *config) index(d *data, int8s bool) hnsw.Config {
-	return hnsw.Config{Dim: d.dim, M: c.m, EfConstruction: c.efc, Seed: 100, MaxLen: d.len(), Crossover: -1, Int8: int8s}
+func (c *Config) index(d *data, int8s bool) hnsw.Config {
+	return hnsw.Config{Dim: d.dim, M: c.M, EfConstruction: c.EfConstruction, Seed: 100, MaxLen: d.len(), Crossover: -1, Int8: int8s}
 }
 
 // build inserts all vectors.
@@ -59,7 +55,7 @@ func search(d *data, x *hnsw.Index, ef int, found []uint32) (cpu time.Duration) 
 }
 
 // peer measures beside hnswlib.
-func peer(ctx context.Context, c *config, d *data, dir string, rep *report) error {
+func peer(ctx context.Context, c *Config, d *data, dir string, rep *Report) error {
 	p := &rep.peer
 	binary, err := compileYardstick(ctx, dir)
 	if errors.Is(err, errNoYardstick) {
@@ -71,7 +67,7 @@ func peer(ctx context.Context, c *config, d *data, dir string, rep *report) erro
 	}
 	var y *yardstick
 	var plain, small *hnsw.Index
-	for range c.builds {
+	for range c.Builds {
 		if y != nil {
 			if err := y.stop(); err != nil {
 				return err
@@ -96,12 +92,12 @@ func peer(ctx context.Context, c *config, d *data, dir string, rep *report) erro
 }
 
 // search goes round by round through all ef, with one after the other.
-func (p *peers) search(c *config, d *data, y *yardstick, plain, small *hnsw.Index) error {
+func (p *peers) search(c *Config, d *data, y *yardstick, plain, small *hnsw.Index) error {
 	for _, ef := range [...]int{10, 16, 32, 64, 128, 256, 512} {
 		p.searches = append(p.searches, searched{ef: ef})
 	}
 	found := make([]uint32, d.queries()*k)
-	for range c.rounds {
+	for range c.Rounds {
 		for i := range p.searches {
 			s := &p.searches[i]
 			cpu, err := y.search(s.ef)
@@ -120,7 +116,7 @@ func (p *peers) search(c *config, d *data, y *yardstick, plain, small *hnsw.Inde
 }
 
 // deletes measures what is found when three of ten vectors are gone, and when others have come for them.
-func deletes(ctx context.Context, c *config, d *data, _ string, rep *report) error {
+func deletes(ctx context.Context, c *Config, d *data, _ string, rep *Report) error {
 	const ef = 64
 	rest := &data{dim: d.dim, query: d.query, base: d.base}
 	x, _, err := build(d, c.index(d, false))
@@ -174,14 +170,14 @@ func deletes(ctx context.Context, c *config, d *data, _ string, rep *report) err
 }
 
 // readers measures searches of many goroutines, alone and beside one that writes.
-func readers(ctx context.Context, c *config, d *data, _ string, rep *report) error {
+func readers(ctx context.Context, c *Config, d *data, _ string, rep *Report) error {
 	x, _, err := build(d, c.index(d, false))
 	if err != nil {
 		return err
 	}
 	for n := 1; ; n = min(2*n, runtime.GOMAXPROCS(0)) {
 		row := readerRow{readers: n}
-		for range c.rounds {
+		for range c.Rounds {
 			for i := range row.did {
 				row.did[i] = append(row.did[i], crowd(ctx, d, x, n, i == 1))
 			}
@@ -234,7 +230,7 @@ func crowd(ctx context.Context, d *data, x *hnsw.Index, n int, write bool) (did 
 }
 
 // few measures where a graph begins to be faster than a look at all.
-func few(ctx context.Context, c *config, d *data, _ string, rep *report) error {
+func few(ctx context.Context, c *Config, d *data, _ string, rep *Report) error {
 	const ef = 64
 	rep.crossover = hnsw.Crossover(d.dim, time.Now)
 	found := make([]uint32, d.queries()*k)
@@ -251,7 +247,7 @@ func few(ctx context.Context, c *config, d *data, _ string, rep *report) error {
 			if err != nil {
 				return err
 			}
-			for range c.rounds {
+			for range c.Rounds {
 				row.cpu[i] = append(row.cpu[i], search(part, x, ef, found))
 			}
 		}

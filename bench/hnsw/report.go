@@ -1,4 +1,4 @@
-package main
+package hnsw
 
 import (
 	"cmp"
@@ -10,9 +10,9 @@ import (
 	"headgate/cache/hnsw"
 )
 
-// report is what a run has found.
-type report struct {
-	config    config
+// Report is what a run has found.
+type Report struct {
+	config    Config
 	started   time.Time
 	took      time.Duration
 	machine   string
@@ -76,15 +76,15 @@ type aim struct {
 	text string
 }
 
-func (r *report) aim(kept bool, format string, args ...any) {
+func (r *Report) aim(kept bool, format string, args ...any) {
 	r.aims = append(r.aims, aim{kept, fmt.Sprintf(format, args...)})
 }
 
 // String is the report for people.
-func (r *report) String() string {
+func (r *Report) String() string {
 	var b strings.Builder
 	r.aims = nil
-	fmt.Fprintf(&b, "cache/hnsw: %s, %d queries for the nearest %d, M %d, efConstruction %d\n", r.data, r.config.queries, k, r.config.m, r.config.efc)
+	fmt.Fprintf(&b, "cache/hnsw: %s, %d queries for the nearest %d, M %d, efConstruction %d\n", r.data, r.config.Queries, k, r.config.M, r.config.EfConstruction)
 	fmt.Fprintf(&b, "started  %s, took %s\ncommit   %s\nmachine  %s\n", r.started.Format(time.RFC3339), r.took.Round(time.Second), r.commit, r.machine)
 	r.writePeer(&b)
 	r.writeDeletes(&b)
@@ -97,7 +97,7 @@ func (r *report) String() string {
 	return b.String()
 }
 
-func (r *report) writePeer(b *strings.Builder) {
+func (r *Report) writePeer(b *strings.Builder) {
 	p := &r.peer
 	if p.missing != "" {
 		fmt.Fprintf(b, "\nbeside hnswlib: not measured: %s\n", p.missing)
@@ -106,7 +106,7 @@ func (r *report) writePeer(b *strings.Builder) {
 		return
 	}
 	fmt.Fprintf(b, "\nbeside hnswlib (g++ -O3 -march=native), one thread each, by CPU time; medians of %d builds and of %d rounds of searches, ratios of each round's\n\n",
-		len(p.builds), r.config.rounds)
+		len(p.builds), r.config.Rounds)
 	b.WriteString("                     hnswlib    float32       int8 |  float32 and int8 to hnswlib\n")
 	var build [3][]float64
 	for i := range build {
@@ -145,7 +145,7 @@ func (r *report) writePeer(b *strings.Builder) {
 	r.aim(small <= .35 && best8 >= .97, "int8: memory %.3f of the raw float32, at most .35, at recall@10 up to %.4f, at least .97", small, best8)
 }
 
-func (r *report) writeDeletes(b *strings.Builder) {
+func (r *Report) writeDeletes(b *strings.Builder) {
 	if len(r.deletes) == 0 {
 		return
 	}
@@ -159,7 +159,7 @@ func (r *report) writeDeletes(b *strings.Builder) {
 		"recall@1 at ef 64 after 30 %% deletes %.4f, at least .99 (before %.4f, new %.4f)", after.one, all.one, fresh.one)
 }
 
-func (r *report) writeReaders(b *strings.Builder) {
+func (r *Report) writeReaders(b *strings.Builder) {
 	if len(r.readers) == 0 {
 		return
 	}
@@ -177,7 +177,7 @@ func (r *report) writeReaders(b *strings.Builder) {
 	r.aim(beside <= 1.25, "CPU of a search of %d goroutines beside a writer %.2f of that of one, at most 1.25", last.readers, beside)
 }
 
-func (r *report) writeFew(b *strings.Builder) {
+func (r *Report) writeFew(b *strings.Builder) {
 	if len(r.few) == 0 {
 		return
 	}

@@ -1,4 +1,4 @@
-package main
+package hnsw
 
 import (
 	"bufio"
@@ -46,10 +46,10 @@ type yardstick struct {
 }
 
 // startYardstick builds an index of data, and returns when it stands.
-func startYardstick(ctx context.Context, binary string, d *data, c *config) (*yardstick, error) {
+func startYardstick(ctx context.Context, binary string, d *data, c *Config) (*yardstick, error) {
 	arg := func(n int) string { return strconv.Itoa(n) }
 	y := &yardstick{found: make([]uint32, d.queries()*k)}
-	y.cmd = exec.CommandContext(ctx, binary, d.baseFile, arg(d.len()), d.queryFile, arg(d.queries()), arg(d.dim), arg(c.m), arg(c.efc), arg(k))
+	y.cmd = exec.CommandContext(ctx, binary, d.baseFile, arg(d.len()), d.queryFile, arg(d.queries()), arg(d.dim), arg(c.M), arg(c.EfConstruction), arg(k))
 	y.cmd.Stderr = os.Stderr
 	var err error
 	if y.in, err = y.cmd.StdinPipe(); err != nil {

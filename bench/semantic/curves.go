@@ -1,4 +1,4 @@
-package main
+package semantic
 
 import (
 	"context"
@@ -53,18 +53,18 @@ type curve struct {
 }
 
 // replays plays the contenders, on as many cores as there are.
-func (m *measured) replays(ctx context.Context, c *config, all []contender) error {
+func (m *measured) replays(ctx context.Context, c *Config, all []contender) error {
 	for _, guarded := range []bool{false, true} {
 		for _, who := range all {
 			points := make([][]replay.Result, len(who.values))
 			for i := range points {
-				points[i] = make([]replay.Result, c.seeds)
+				points[i] = make([]replay.Result, c.Seeds)
 			}
 			m.curves = append(m.curves, &curve{contender: who, guarded: guarded, points: points})
 		}
 	}
-	for seed := range c.seeds {
-		plain := replay.NewStream(m.prompts, m.vectors, c.questions, uint64(seed))
+	for seed := range c.Seeds {
+		plain := replay.NewStream(m.prompts, m.vectors, c.Questions, uint64(seed))
 		streams := map[bool]*replay.Stream{false: plain, true: plain.Guarded()}
 		work := make(chan func())
 		var crew sync.WaitGroup

@@ -1,4 +1,4 @@
-package main
+package semantic
 
 import (
 	"fmt"
@@ -41,7 +41,7 @@ func axes() []axis {
 }
 
 // svg draws the curves of each set: the hit rate against either error. The upper left is best.
-func (r *report) svg() string {
+func (r *Report) svg() string {
 	var b strings.Builder
 	width, height := panelWidth*len(r.sets), panelHeight*len(axes())+legend
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", width, height)

@@ -1,4 +1,4 @@
-package main
+package semantic
 
 import (
 	"fmt"
@@ -8,9 +8,9 @@ import (
 	"headgate/bench/semantic/replay"
 )
 
-// report is what a run has found.
-type report struct {
-	config   config
+// Report is what a run has found.
+type Report struct {
+	config   Config
 	embedder string
 	started  time.Time
 	took     time.Duration
@@ -30,9 +30,9 @@ func word(guarded bool) string {
 }
 
 // String is the report for people.
-func (r *report) String() string {
+func (r *Report) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "the semantic cache: replays of %d questions, mean of %d orders; a question's answer is that of its intent\n", r.config.questions, r.config.seeds)
+	fmt.Fprintf(&b, "the semantic cache: replays of %d questions, mean of %d orders; a question's answer is that of its intent\n", r.config.Questions, r.config.Seeds)
 	fmt.Fprintf(&b, "started  %s, took %s\ncommit   %s\nmachine  %s\nembedder %s\n", r.started.Format(time.RFC3339), r.took.Round(time.Second), r.commit, r.machine, r.embedder)
 	b.WriteString("\nthe embedder: AUC of pairs of one intent against pairs of two, over all pairs; time to embed one question by itself, median\n\n")
 	for _, m := range r.sets {
@@ -77,7 +77,7 @@ func (m *measured) write(b *strings.Builder) {
 }
 
 // aims says what was to be reached.
-func (r *report) aims(b *strings.Builder) {
+func (r *Report) aims(b *strings.Builder) {
 	b.WriteString("\naims\n")
 	say := func(kept bool, format string, args ...any) {
 		fmt.Fprintf(b, "  %-4s  %s\n", map[bool]string{true: "kept", false: "MISS"}[kept], fmt.Sprintf(format, args...))
@@ -87,13 +87,13 @@ func (r *report) aims(b *strings.Builder) {
 			s, o := m.find(static, guarded), m.find(ours, guarded)
 			for _, t := range targets() {
 				won := 0
-				for seed := range r.config.seeds {
+				for seed := range r.config.Seeds {
 					if o.reached(t, only(seed)) > s.reached(t, only(seed)) {
 						won++
 					}
 				}
-				say(won == r.config.seeds, "%s, %s: more hits than static at %.2f wrong a hit: %.3f to %.3f, in %d of %d orders",
-					m.name, word(guarded), t, o.reached(t, every), s.reached(t, every), won, r.config.seeds)
+				say(won == r.config.Seeds, "%s, %s: more hits than static at %.2f wrong a hit: %.3f to %.3f, in %d of %d orders",
+					m.name, word(guarded), t, o.reached(t, every), s.reached(t, every), won, r.config.Seeds)
 			}
 			above, runs, worst := 0, 0, 0.0
 			for i, bound := range o.values {
@@ -111,7 +111,7 @@ func (r *report) aims(b *strings.Builder) {
 }
 
 // csv has one line for each value of a contender's parameter: sums over the orders, and the worst of them.
-func (r *report) csv() string {
+func (r *Report) csv() string {
 	var b strings.Builder
 	b.WriteString("set,guards,policy,parameter,orders,requests,served,wrong,explored,audited,entries,hit_rate,error_per_request,error_per_hit,worst_error_per_hit,late_hit_rate\n")
 	for _, m := range r.sets {

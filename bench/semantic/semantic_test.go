@@ -1,4 +1,4 @@
-package main
+package semantic
 
 import (
 	"encoding/xml"
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // answers more of them than any fixed threshold with the same share of wrong hits, guards on and off, and none of its bounds is surely exceeded.
 // The seeds are 0 and 1.
 func TestOursDominatesStatic(t *testing.T) {
-	c := config{questions: 900, seeds: 2, sample: 900, log: io.Discard}
+	c := Config{Questions: 900, Seeds: 2, Sample: 900, Log: io.Discard}
 	e, err := embed.Builtin()
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestOursDominatesStatic(t *testing.T) {
 // the one they come back where the bound is not strict. The seeds are 0 and 1.
 func TestUniformAnswers(t *testing.T) {
 	const uniform, questions = 1200, 3000
-	c := config{sample: questions}
+	c := Config{Sample: questions}
 	e, err := embed.Builtin()
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +105,11 @@ func TestUniformAnswers(t *testing.T) {
 // TestRun takes every measurement, shortly, and writes all that there is to write.
 func TestRun(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "results")
-	if err := command(t.Context(), []string{"-out", dir, "-questions", "150", "-seeds", "1", "-sample", "160"}); err != nil {
+	rep, err := Run(t.Context(), Config{Questions: 150, Seeds: 1, Sample: 160})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rep.Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	for name, words := range map[string][]string{
@@ -179,9 +183,9 @@ func TestReplayIsDeterministic(t *testing.T) {
 }
 
 func TestNonsenseIsRefused(t *testing.T) {
-	for _, args := range [][]string{{"-questions", "3"}, {"-seeds", "0"}, {"-sample", "-1"}, {"-url", "nowhere"}} {
-		if err := command(t.Context(), args); err == nil {
-			t.Errorf("%v is taken", args)
+	for _, c := range []Config{{Questions: 3}, {Seeds: -1}, {Sample: -1}, {URL: "nowhere"}} {
+		if _, err := Run(t.Context(), c); err == nil {
+			t.Errorf("%+v is taken", c)
 		}
 	}
 }

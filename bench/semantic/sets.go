@@ -1,4 +1,4 @@
-package main
+package semantic
 
 import (
 	"context"
@@ -57,13 +57,13 @@ type measured struct {
 const timed = 300
 
 // measure embeds the set's questions.
-func (s *set) measure(ctx context.Context, c *config, e embed.Embedder) (*measured, error) {
+func (s *set) measure(ctx context.Context, c *Config, e embed.Embedder) (*measured, error) {
 	all, err := s.load()
 	if err != nil {
 		return nil, err
 	}
-	if c.sample > 0 && c.sample < len(all) {
-		all = sample(all, c.sample)
+	if c.Sample > 0 && c.Sample < len(all) {
+		all = sample(all, c.Sample)
 	}
 	m := &measured{set: *s, prompts: all}
 	var took []time.Duration

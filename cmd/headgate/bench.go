@@ -20,7 +20,7 @@ import (
 )
 
 func benchCommand() *cobra.Command {
-	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), clusterBenchCommand(), leaseCommand(), overloadCommand(), convertCommand())
+	return group("bench", "Measure, and simulate what is measured against", upstreamCommand(), gatewayCommand(), cacheBenchCommand(), clusterBenchCommand(), leaseCommand(), overloadCommand(), convertCommand())
 }
 
 // upstreamCommand serves the simulated vLLM.

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	benchcache "headgate/bench/cache"
 	"headgate/bench/gateway"
 	"headgate/cluster/ledger"
 	"headgate/cmd/node"
@@ -33,6 +34,13 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if was, err := benchcache.Child(ctx); was { // the same of `bench cache`
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "headgate:", err)
+			os.Exit(exitFailed)
+		}
+		return
+	}
 	os.Exit(run(ctx, os.Args[1:]))
 }
 

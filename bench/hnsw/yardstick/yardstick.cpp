@@ -1,4 +1,4 @@
-// hnswlib in one thread, for go run ./bench/hnsw. It builds an index and says what that took, then
+// hnswlib in one thread, for headgate bench cache --only vectors. It builds an index and says what that took, then
 // reads values of ef from its input, and answers each with the CPU time of a query and what was found.
 #include <hnswlib/hnswlib.h>
 
