@@ -101,7 +101,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	ours := r.of(Headgate)
 	fmt.Fprintf(&b, "one limit over many nodes, in virtual time: %d cells, each contender fed the same arrivals\n", len(ours))
 	fmt.Fprintf(&b, "started  %s, took %s\ncommit   %s\nmachine  %s\n", r.Started.Format(time.RFC3339), r.Took.Round(time.Second), r.Commit, r.Machine)
-	b.WriteString(`world    4, 16 or 64 holders and an owner, 1 ms each way, nothing fails; even or Zipf demand, Poisson arrivals, tokens lognormal (σ 1)
+	b.WriteString(`world    nodes and an owner, 1 ms each way where nothing else is said; even or Zipf demand, Poisson arrivals, tokens lognormal (σ 1)
 over     admitted beyond burst + 1.01·rate·w in the worst of all windows, in bursts
 admitted units admitted, of those that one central bucket admits of the same arrivals; what lies in leases in the end counts as not admitted
 trips    questions to the owner a request; keep-alives (one a node pair and 250 ms, for all buckets together) apart
