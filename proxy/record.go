@@ -90,6 +90,13 @@ func degradedGauge(p *Proxy) prometheus.Collector {
 	})
 }
 
+// heldGauge shows who waits for backends outside of the queue.
+func heldGauge(p *Proxy) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "headgate_held_requests", Help: "Requests that wait for a backend that is paused, on trial or down to come back, outside of the queue."}, func() float64 {
+		return float64(p.held.Load())
+	})
+}
+
 // admitted counts a reservation: the charges from `from` on, of which the first ones have come before.
 func (m *metrics) admitted(x *exchange, from int, first bool) {
 	if first {

@@ -145,8 +145,10 @@ func New(cfg Config) (*Proxy, error) {
 	p.applied.Store(&applied)
 	p.uncut, p.cut = context.WithCancel(context.Background())
 	p.SetSwitches(nil)
-	if err := cfg.Registerer.Register(degradedGauge(p)); err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
+	for _, c := range []prometheus.Collector{degradedGauge(p), heldGauge(p)} {
+		if err := cfg.Registerer.Register(c); err != nil {
+			return nil, fmt.Errorf("proxy: %w", err)
+		}
 	}
 	return p, nil
 }
