@@ -137,7 +137,7 @@ type run struct {
 // the requests under way, and returns what it measured. It fails only for a
 // configuration that makes no sense.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
-	return runWith(ctx, cfg, waitUntil)
+	return runWith(ctx, cfg, WaitUntil)
 }
 
 func runWith(ctx context.Context, cfg Config, wait func(context.Context, time.Time) bool) (*Result, error) {

@@ -9,8 +9,8 @@ import (
 // millisecond, because the poller that an idle processor sleeps in counts in them.
 const coarse = 1500 * time.Microsecond
 
-// waitUntil returns true at a moment, or false when ctx ends before it.
-func waitUntil(ctx context.Context, until time.Time) bool {
+// WaitUntil returns true at a moment, or false when ctx ends before it.
+func WaitUntil(ctx context.Context, until time.Time) bool {
 	if d := time.Until(until) - coarse; d > 0 {
 		t := time.NewTimer(d)
 		defer t.Stop()
