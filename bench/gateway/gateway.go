@@ -1,14 +1,17 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"headgate/bench/load"
+	benchnginx "headgate/bench/nginx"
 	"headgate/bench/origin"
 )
 
@@ -24,6 +27,16 @@ type Config struct {
 	HeadgateArgs []string
 	// LiteLLM is the command of LiteLLM's proxy; without it LiteLLM is left out.
 	LiteLLM string
+	// Nginx is its command. Default: nginx where it is found; "none" leaves it out.
+	Nginx string
+	// Peers are measured, too.
+	Peers []Peer
+	// PeerKey is the bearer token that peers are sent. Default: one of Headgate's form.
+	PeerKey string
+	// Upstream is where the simulated vLLM listens. Default: a free port of loopback.
+	Upstream string
+	// Quick makes it some seconds: whether it works, not how well.
+	Quick bool
 	// Rounds of measurements. Default: 5.
 	Rounds int
 	// Each is how long one measurement takes. Default: 4 s.
@@ -50,6 +63,17 @@ func (c Config) Validate() error {
 	if c.Rounds > 100 || c.Each > time.Hour || c.Held > maxInFlight || c.Parallel > maxInFlight {
 		return fmt.Errorf("gateway benchmark: more than 100 rounds, an hour each or %d requests under way", maxInFlight)
 	}
+	if len(c.Peers) > maxPeers {
+		return fmt.Errorf("gateway benchmark: %d peers; at most %d", len(c.Peers), maxPeers)
+	}
+	for i, p := range c.Peers {
+		if _, err := ParsePeer(p.Name + "=" + p.URL); err != nil {
+			return fmt.Errorf("gateway benchmark: %w", err)
+		}
+		if slices.ContainsFunc(c.Peers[:i], func(o Peer) bool { return o.Name == p.Name }) {
+			return fmt.Errorf("gateway benchmark: two peers %q", p.Name)
+		}
+	}
 	return nil
 }
 
@@ -65,18 +89,12 @@ func (c Config) withDefaults() (Config, error) {
 	set(&c.ChatRate, 400)
 	set(&c.StreamRate, 15)
 	set(&c.SlowRate, 20)
-	if c.Rounds == 0 {
-		c.Rounds = 5
+	rounds, each, held := 5, 4*time.Second, 500
+	if c.Quick {
+		rounds, each, held = 1, time.Second, 100
 	}
-	if c.Each == 0 {
-		c.Each = 4 * time.Second
-	}
-	if c.Parallel == 0 {
-		c.Parallel = 32
-	}
-	if c.Held == 0 {
-		c.Held = 500
-	}
+	c.Rounds, c.Each, c.Held, c.Parallel = cmp.Or(c.Rounds, rounds), cmp.Or(c.Each, each), cmp.Or(c.Held, held), cmp.Or(c.Parallel, 32)
+	c.Nginx = benchnginx.Find(c.Nginx)
 	if c.Log == nil {
 		c.Log = io.Discard
 	}
@@ -96,6 +114,7 @@ const (
 	bare     = "bare"
 	twin     = "bare-twin"
 	headgate = "headgate"
+	nginx    = "nginx"
 	litellm  = "litellm"
 )
 
@@ -117,8 +136,8 @@ func (c Config) scenarios() []scenario {
 	}
 }
 
-// Run measures and returns the report. It takes about Rounds × Each × 16 and a
-// minute for LiteLLM to start. An error means that something could not be started
+// Run measures and returns the report. It takes about Rounds × Each × 22, with peers
+// more, and a minute for LiteLLM to start. An error means that something could not be started
 // or ctx ended; a bound that is missed is no error but stands in the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.Validate(); err != nil {
@@ -146,8 +165,8 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 				return nil, err
 			}
 		}
-		for _, t := range f.inTurn(round, false) {
-			if t.name == direct {
+		for _, t := range f.inTurn(round, "held", false) {
+			if t.name == direct || t.pid == 0 {
 				continue
 			}
 			if err := f.memory(ctx, rep, t, round); err != nil {
@@ -159,12 +178,12 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	return rep, nil
 }
 
-// inTurn is the targets in the order of a round, with LiteLLM or without.
-func (f *fleet) inTurn(round int, withLiteLLM bool) []*target {
+// inTurn is the targets in the order of a round, with LiteLLM or without, and without those that could not keep up.
+func (f *fleet) inTurn(round int, scenario string, withLiteLLM bool) []*target {
 	var out []*target
 	for i := range f.targets {
 		t := f.targets[(i+round)%len(f.targets)]
-		if t.name != litellm || withLiteLLM {
+		if (t.name != litellm || withLiteLLM) && !t.slow[scenario] {
 			out = append(out, t)
 		}
 	}
@@ -172,12 +191,16 @@ func (f *fleet) inTurn(round int, withLiteLLM bool) []*target {
 }
 
 func (f *fleet) round(ctx context.Context, rep *Report, sc scenario, round int) error {
-	for _, t := range f.inTurn(round, sc.litellm) {
+	for _, t := range f.inTurn(round, sc.name, sc.litellm) {
 		row, err := f.measure(ctx, t, sc, round)
 		if err != nil {
 			return err
 		}
 		rep.add(row)
+		if sc.rate > 0 && row.Dropped > 0 && f.isPeer(t.name) {
+			t.slow[sc.name] = true
+			rep.note("%s does not keep up with %s, and is left out of it from round %d on", t.name, sc.name, round+2)
+		}
 		fmt.Fprintf(f.cfg.Log, "round %d %-16s %-9s %6.0f/s cpu %7.1f µs p50 %7.1f µs p99 %8.1f µs, %d good of %d\n",
 			round+1, sc.name, t.name, row.Throughput, row.CPU, row.P50, row.P99, row.Good, row.Arrivals)
 	}
@@ -187,7 +210,7 @@ func (f *fleet) round(ctx context.Context, rep *Report, sc scenario, round int) 
 // measure loads one target once, after a short warm-up on the same connections.
 func (f *fleet) measure(ctx context.Context, t *target, sc scenario, round int) (Row, error) {
 	cfg := load.Config{
-		URL: t.url + "/v1/chat/completions", Header: t.header, Rate: sc.rate, Poisson: true, Seed: uint64(round + 1),
+		URL: t.url + chatPath, Header: t.header, Rate: sc.rate, Poisson: true, Seed: uint64(round + 1),
 		Duration: f.cfg.Each, MaxInFlight: maxInFlight, Transport: t.transport, Body: chatBody,
 	}
 	switch {
@@ -207,7 +230,11 @@ func (f *fleet) measure(ctx context.Context, t *target, sc scenario, round int) 
 	if _, err := load.Run(ctx, warm); err != nil {
 		return Row{}, err
 	}
-	before, err := cpuTime(t.pid)
+	own, err := t.asking(ctx)
+	if err != nil {
+		return Row{}, err
+	}
+	before, err := t.read(ctx)
 	if err != nil {
 		return Row{}, err
 	}
@@ -215,12 +242,29 @@ func (f *fleet) measure(ctx context.Context, t *target, sc scenario, round int) 
 	if err != nil {
 		return Row{}, err
 	}
-	after, err := cpuTime(t.pid)
+	after, err := t.read(ctx)
 	if err != nil {
 		return Row{}, err
 	}
 	if err := ctx.Err(); err != nil {
 		return Row{}, err
 	}
-	return newRow(sc.name, t.name, round, sc.rate, after-before, res), nil
+	row := newRow(sc.name, t.name, round, sc.rate, after.cpu-before.cpu, res)
+	if t.pid > 0 {
+		rss, err := residentSet(t.pid)
+		if err != nil {
+			return Row{}, err
+		}
+		row.Resident = float64(rss)
+	}
+	if t.stats != "" && res.Good > 0 {
+		row.Objects = (after.heap.objects - before.heap.objects - own.objects) / float64(res.Good)
+		row.Allocated = (after.heap.bytes - before.heap.bytes - own.bytes) / float64(res.Good)
+	}
+	return row, nil
+}
+
+// isPeer says whether a target is one that the user has started.
+func (f *fleet) isPeer(name string) bool {
+	return slices.ContainsFunc(f.cfg.Peers, func(p Peer) bool { return p.Name == name })
 }

@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"encoding/csv"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"runtime"
 	"slices"
@@ -34,9 +38,14 @@ func TestTwinsAreMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ports, err := freePorts(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := startPeer(t, ports[1], "http://"+ports[0])
 	rep, err := Run(t.Context(), Config{
 		Self: []string{exe}, Rounds: 2, Each: 100 * time.Millisecond, ChatRate: 100, StreamRate: 20, SlowRate: 50,
-		Parallel: 2, Held: 20, Log: t.Output(),
+		Parallel: 2, Held: 20, Upstream: ports[0], Peers: []Peer{peer}, Log: t.Output(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -52,13 +61,18 @@ func TestTwinsAreMeasured(t *testing.T) {
 		}
 	}
 	for _, sc := range rep.Config.scenarios() {
-		for _, target := range []string{direct, bare, twin} {
+		for _, target := range []string{direct, bare, twin, "peer"} {
 			if seen[sc.name+" "+target] != 2 {
 				t.Errorf("%s, %s: %d measurements, want 2", sc.name, target, seen[sc.name+" "+target])
 			}
 		}
 	}
-	if seen["held bare"] != 2 || seen["held "+twin] != 2 {
+	for _, r := range rep.Rows {
+		if ours := r.Target == bare || r.Target == twin; r.Scenario == "stream" && (r.GapP50 <= 0 || r.Resident <= 0 || ours != (r.Objects > 0)) {
+			t.Errorf("%s, %s: %+v", r.Scenario, r.Target, r)
+		}
+	}
+	if seen["held bare"] != 2 || seen["held "+twin] != 2 || seen["held peer"] != 2 {
 		t.Errorf("held streams: %v", seen)
 	}
 	dir := t.TempDir()
@@ -73,8 +87,71 @@ func TestTwinsAreMeasured(t *testing.T) {
 		t.Errorf("csv: %d lines, %v", len(lines), err)
 	}
 	text, err := os.ReadFile(dir + "/gateway.txt")
-	if err != nil || !strings.Contains(string(text), "chat: p50 added") || !strings.Contains(string(text), "litellm: not given, skipped") {
+	if err != nil || !strings.Contains(string(text), "chat: p50 added") || !strings.Contains(string(text), "litellm: not given, skipped") || !strings.Contains(string(text), "stream           peer") {
 		t.Errorf("text: %v\n%s", err, text)
+	}
+}
+
+// startPeer serves a proxy before an upstream that need not be there yet, as a user would.
+func startPeer(t *testing.T, listen, upstream string) Peer {
+	t.Helper()
+	u, err := url.Parse(upstream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := httputil.NewSingleHostReverseProxy(u)
+	transport := newTransport()
+	p.Transport = transport
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil { // see Child
+			t.Error(err)
+		}
+		p.ServeHTTP(w, r)
+	})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l) // ends by the Close
+	}()
+	t.Cleanup(func() {
+		_ = srv.Close() // nothing is lost by it
+		<-done
+		transport.CloseIdleConnections()
+	})
+	return Peer{Name: "peer", URL: "http://" + listen}
+}
+
+func TestPeersAreNamedAndLocal(t *testing.T) {
+	if p, err := ParsePeer("envoy=http://localhost:10000/"); err != nil || p != (Peer{"envoy", "http://localhost:10000"}) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, text := range []string{"envoy", "=http://127.0.0.1:1", "nginx=http://127.0.0.1:1", "a=http://127.0.0.1", "a=https://127.0.0.1:1", "a=http://192.0.2.1:80", "a=:"} {
+		if p, err := ParsePeer(text); err == nil {
+			t.Errorf("%q is %+v", text, p)
+		}
+	}
+	if err := (Config{Peers: []Peer{{"a", "http://127.0.0.1:1"}, {"a", "http://127.0.0.1:2"}}}).Validate(); err == nil {
+		t.Error("two peers have one name")
+	}
+}
+
+// A peer that is not there ends the run, and is named.
+func TestAPeerThatIsNotThere(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Run(t.Context(), Config{Self: []string{exe}, Nginx: "none", Peers: []Peer{{"gone", "http://" + ports[0]}}})
+	if err == nil || !strings.Contains(err.Error(), "peer gone") {
+		t.Errorf("error %v", err)
 	}
 }
 

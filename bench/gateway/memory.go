@@ -52,7 +52,7 @@ func (f *fleet) memory(ctx context.Context, rep *Report, t *target, round int) e
 // hold opens one stream, reports once its first token is there, and keeps it open
 // until ctx ends.
 func hold(ctx context.Context, t *target, n int64, opened chan<- error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+"/v1/chat/completions", bytes.NewReader(heldBody(n)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url+chatPath, bytes.NewReader(heldBody(n)))
 	if err != nil {
 		opened <- err
 		return

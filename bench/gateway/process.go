@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,11 +21,13 @@ import (
 	"time"
 
 	"headgate/bench/fakevllm"
+	benchnginx "headgate/bench/nginx"
 )
 
 const (
 	envRole   = "HEADGATE_BENCH_ROLE"
 	envTarget = "HEADGATE_BENCH_TARGET"
+	envListen = "HEADGATE_BENCH_LISTEN"
 	benchKey  = "hg_test_benchbenchbenchbenchbenchbenchbenchbenchbenchbenchbenchbench"
 	// LiteLLM does not start without a key of its own, of this form.
 	litellmKey = "sk-6e1f0c5b7a9d4e3288c1d2f3a4b5c6d7e8f9a0b1c2d3e4f5"
@@ -60,6 +63,12 @@ func Child() (bool, error) {
 		p := httputil.NewSingleHostReverseProxy(u)
 		p.Transport = newTransport()
 		h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == statsPath {
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				fmt.Fprintf(w, "go_memstats_mallocs_total %d\ngo_memstats_alloc_bytes_total %d\n", m.Mallocs, m.TotalAlloc)
+				return
+			}
 			// Without full duplex the server swallows what is left of a request body
 			// when the answer begins, while the transport still looks for its end: it
 			// then takes the closed body for an error and cuts the answer, about once
@@ -73,7 +82,11 @@ func Child() (bool, error) {
 	default:
 		return true, fmt.Errorf("unknown role %q", os.Getenv(envRole))
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	listen := os.Getenv(envListen)
+	if listen == "" {
+		listen = "127.0.0.1:0"
+	}
+	ln, err := net.Listen("tcp", listen)
 	if err != nil {
 		return true, err
 	}
@@ -105,7 +118,9 @@ func newTransport() *http.Transport {
 type target struct {
 	name      string
 	url       string
-	pid       int
+	stats     string          // where it tells of its allocations; "": nowhere
+	pid       int             // 0: unknown
+	slow      map[string]bool // scenarios with whose rate it does not keep up
 	header    http.Header
 	transport *http.Transport
 }
@@ -115,6 +130,7 @@ type fleet struct {
 	cfg     Config
 	dir     string
 	subject string // the target held against the bare proxy
+	metrics string // Headgate's
 	targets []*target
 	procs   []*process
 }
@@ -188,17 +204,25 @@ func (f *fleet) add(name, url string, pid int) {
 	if name == litellm {
 		key = litellmKey
 	}
-	f.targets = append(f.targets, &target{
-		name: name, url: url, pid: pid, transport: newTransport(),
-		header: http.Header{"Authorization": {"Bearer " + key}},
-	})
+	t := &target{name: name, slow: map[string]bool{}, url: url, pid: pid, transport: newTransport(), header: http.Header{"Authorization": {"Bearer " + key}}}
+	switch name {
+	case bare, twin:
+		t.stats = url + statsPath
+	case headgate:
+		t.stats = f.metrics
+	}
+	f.targets = append(f.targets, t)
 }
 
 // own starts a helper of this package and returns where it listens.
 func (f *fleet) own(ctx context.Context, name, role, behind string) (url string, pid int, err error) {
 	addr := make(chan string, 1)
 	var once sync.Once
-	p, err := f.launch(name, f.cfg.Self, []string{envRole + "=" + role, envTarget + "=" + behind}, func(line string) {
+	listen := ""
+	if role == "upstream" {
+		listen = f.cfg.Upstream
+	}
+	p, err := f.launch(name, f.cfg.Self, []string{envRole + "=" + role, envTarget + "=" + behind, envListen + "=" + listen}, func(line string) {
 		if a, ok := strings.CutPrefix(line, "listening "); ok {
 			once.Do(func() { addr <- a })
 		}
@@ -252,12 +276,22 @@ func (f *fleet) start(ctx context.Context, rep *Report) error {
 		}
 	}
 	f.add(f.subject, url, pid)
+	if f.cfg.Nginx == benchnginx.None {
+		rep.note("nginx: not installed, or not wanted; skipped")
+	} else if url, pid, err = f.startNginx(ctx, upstream); err != nil {
+		rep.note("nginx: skipped: %v", err)
+	} else {
+		f.add(nginx, url, pid)
+	}
 	if f.cfg.LiteLLM == "" {
 		rep.note("litellm: not given, skipped")
 	} else if url, pid, err = f.startLiteLLM(ctx, upstream); err != nil {
 		rep.note("litellm: skipped: %v", err)
 	} else {
 		f.add(litellm, url, pid)
+	}
+	if err := f.peers(ctx, rep); err != nil {
+		return err
 	}
 	return ctx.Err()
 }
@@ -303,6 +337,7 @@ tenants: [{name: dev, plan: bench}]
 	if err := f.await(ctx, p, headgate, "http://"+ports[1]+"/readyz", startBound); err != nil {
 		return "", 0, err
 	}
+	f.metrics = "http://" + ports[1] + "/metrics"
 	return "http://" + ports[0], p.cmd.Process.Pid, nil
 }
 

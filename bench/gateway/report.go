@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -28,9 +30,11 @@ type Row struct {
 	CPU                             float64 // of the target, for each good answer
 	P50, P99                        float64 // from send to last byte
 	FirstP50, FirstP99              float64 // from send to first byte
-	GapP99                          float64 // between reads of a stream
+	GapP50, GapP99                  float64 // between reads of a stream
 	LagP99                          float64 // the generator's own lateness
 	Memory                          float64 // growth for each stream held open, less its body
+	Resident                        float64 // set of the target, at the end
+	Objects, Allocated              float64 // on the target's heap, for each good answer: of Go processes of ours
 	Errors                          string  // what failed: kinds and statuses with their numbers
 }
 
@@ -40,7 +44,7 @@ func newRow(sc, target string, round int, rate float64, cpu time.Duration, res *
 		Scenario: sc, Target: target, Round: round + 1, Rate: rate, Arrivals: res.Arrivals, Dropped: res.Dropped, Good: res.Good,
 		Failed: res.Arrivals - res.Dropped - res.Good, Throughput: res.Throughput(),
 		P50: us(res.Service, 50), P99: us(res.Service, 99), FirstP50: us(res.First, 50), FirstP99: us(res.First, 99),
-		GapP99: us(res.Gap, 99), LagP99: us(res.Lag, 99),
+		GapP50: us(res.Gap, 50), GapP99: us(res.Gap, 99), LagP99: us(res.Lag, 99),
 	}
 	if r.Failed > 0 {
 		r.Errors = fmt.Sprintf("%v, status %v", res.Errors, res.Status)
@@ -142,6 +146,12 @@ func (r *Report) summarize() {
 	r.figure(most("stream: p50 to first byte added", "µs", 150), r.each("stream", s, bare, first50))
 	r.figure(most("stream: p99 to first byte added", "µs", 1000), r.each("stream", s, bare, first99))
 	r.figure(Figure{Name: "stream: p50 to last byte added", Unit: "µs"}, r.each("stream", s, bare, p50))
+	r.figure(most("stream: p50 between chunks added", "µs", 100), r.each("stream", s, bare, func(a, b Row) float64 { return a.GapP50 - b.GapP50 }))
+	r.figure(most("stream: p99 between chunks added", "µs", 1000), r.each("stream", s, bare, func(a, b Row) float64 { return a.GapP99 - b.GapP99 }))
+	r.figure(Figure{Name: "chat: allocations a request", Unit: ""}, r.each("chat", s, s, func(a, _ Row) float64 { return a.Objects }))
+	r.figure(Figure{Name: "chat: allocations a request by bare", Unit: ""}, r.each("chat", bare, bare, func(a, _ Row) float64 { return a.Objects }))
+	r.figure(Figure{Name: "stream: allocations a request", Unit: ""}, r.each("stream", s, s, func(a, _ Row) float64 { return a.Objects }))
+	r.figure(Figure{Name: "stream: allocations a request by bare", Unit: ""}, r.each("stream", bare, bare, func(a, _ Row) float64 { return a.Objects }))
 	r.figure(least("chat: throughput at saturation over bare", "×", 0.8), r.each("chat-saturated", s, bare, throughput))
 	r.figure(least("stream: throughput at saturation over bare", "×", 0.8), r.each("stream-saturated", s, bare, throughput))
 	r.figure(most("memory a stream held open", "KiB", 64), r.each("held", s, s, func(a, _ Row) float64 { return a.Memory / 1024 }))
@@ -185,12 +195,14 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	d := func(v int64) string { return strconv.FormatInt(v, 10) }
 	lines := [][]string{{
 		"scenario", "target", "round", "rate", "arrivals", "dropped", "good", "failed", "throughput", "cpu_us", "p50_us", "p99_us",
-		"first_p50_us", "first_p99_us", "gap_p99_us", "lag_p99_us", "memory_bytes",
+		"first_p50_us", "first_p99_us", "gap_p50_us", "gap_p99_us", "lag_p99_us", "memory_bytes",
+		"resident_bytes", "allocations", "allocated_bytes",
 	}}
 	for _, x := range r.Rows {
 		lines = append(lines, []string{
 			x.Scenario, x.Target, strconv.Itoa(x.Round), f(x.Rate), d(x.Arrivals), d(x.Dropped), d(x.Good), d(x.Failed), f(x.Throughput),
-			f(x.CPU), f(x.P50), f(x.P99), f(x.FirstP50), f(x.FirstP99), f(x.GapP99), f(x.LagP99), f(x.Memory),
+			f(x.CPU), f(x.P50), f(x.P99), f(x.FirstP50), f(x.FirstP99), f(x.GapP50), f(x.GapP99), f(x.LagP99), f(x.Memory),
+			f(x.Resident), f(x.Objects), f(x.Allocated),
 		})
 	}
 	return c.WriteAll(lines)
@@ -216,11 +228,58 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, "%-44s %10.2f %-3s (%.2f … %.2f)%s\n", f.Name, f.Median, f.Unit, f.Low, f.Top, verdict)
 	}
+	r.writeTable(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "note: %s\n", n)
 	}
 	_, err := w.Write(b.Bytes())
 	return err
+}
+
+// writeTable writes all targets side by side: medians over the rounds. What is not measured of one is a dash.
+func (r *Report) writeTable(b *bytes.Buffer) {
+	fmt.Fprintf(b, "\nall targets, medians; times in µs from the send, MiB is the resident set at the end, memory a stream in KiB\n\n"+
+		"%-16s %-12s %9s %9s %9s %9s %9s %9s %9s %9s %8s %8s %8s\n", "", "", "answers/s", "cpu", "p50", "p99", "first p50", "first p99", "gap p50", "gap p99", "MiB", "allocs", "KiB held")
+	type cell struct{ scenario, target string }
+	rows := map[cell][]Row{}
+	var order []cell
+	for _, x := range r.Rows {
+		c := cell{x.Scenario, x.Target}
+		if rows[c] == nil {
+			order = append(order, c)
+		}
+		if x.Good > 0 {
+			rows[c] = append(rows[c], x)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b cell) int { // by scenario, as they came; targets by name, so that reports can be compared
+		return cmp.Or(slices.IndexFunc(r.Rows, func(x Row) bool { return x.Scenario == a.scenario })-
+			slices.IndexFunc(r.Rows, func(x Row) bool { return x.Scenario == b.scenario }), strings.Compare(a.target, b.target))
+	})
+	for _, c := range slices.Compact(order) {
+		fmt.Fprintf(b, "%-16s %-12s", c.scenario, c.target)
+		for i, of := range []func(Row) float64{
+			func(x Row) float64 { return x.Throughput }, func(x Row) float64 { return x.CPU }, func(x Row) float64 { return x.P50 }, func(x Row) float64 { return x.P99 },
+			func(x Row) float64 { return x.FirstP50 }, func(x Row) float64 { return x.FirstP99 }, func(x Row) float64 { return x.GapP50 }, func(x Row) float64 { return x.GapP99 },
+			func(x Row) float64 { return x.Resident / (1 << 20) }, func(x Row) float64 { return x.Objects }, func(x Row) float64 { return x.Memory / 1024 },
+		} {
+			width := 9
+			if i > 7 {
+				width = 8
+			}
+			var values []float64
+			for _, x := range rows[c] {
+				values = append(values, of(x))
+			}
+			slices.Sort(values)
+			if n := len(values); n == 0 || values[n-1] == 0 {
+				fmt.Fprintf(b, " %*s", width, "-")
+			} else {
+				fmt.Fprintf(b, " %*.1f", width, (values[(n-1)/2]+values[n/2])/2)
+			}
+		}
+		b.WriteString("\n")
+	}
 }
 
 // Write puts gateway.csv and gateway.txt into dir, making it if need be.

@@ -30,12 +30,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"time"
 
 	"headgate/bench/fakevllm"
 	"headgate/bench/load"
+	benchnginx "headgate/bench/nginx"
 	"headgate/bench/origin"
 )
 
@@ -144,14 +144,7 @@ func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = io.Discard
 	}
-	if c.Nginx == "" {
-		for _, name := range []string{"nginx", "/usr/sbin/nginx"} { // sbin may not be among a person's folders
-			if path, err := exec.LookPath(name); err == nil {
-				c.Nginx = path
-				break
-			}
-		}
-	}
+	c.Nginx = benchnginx.Find(c.Nginx)
 	return c
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"headgate/bench/fakevllm"
 	"headgate/bench/gateway"
+	benchnginx "headgate/bench/nginx"
 )
 
 // Names of targets, as they stand in the results.
@@ -228,51 +229,22 @@ tenants: [{name: dev, plan: bench}]
 	return t.launch(argv, []string{"HEADGATE_DEV_KEY=" + devKey, "HEADGATE_ADMIN_TOKEN=bench-admin-token"}, nil)
 }
 
-// startNginx starts one worker, which is what a node of Headgate is beside it; with
-// max_conns it lets no more requests through than the upstream has slots.
+// startNginx starts one that, with max_conns, lets no more requests through than the upstream has slots.
 func (t *target) startNginx(cfg *Config, dir, behind, listen string) error {
-	if cfg.Nginx == "" || cfg.Nginx == "none" {
+	if cfg.Nginx == benchnginx.None {
 		return errMissing
 	}
-	limit := ""
+	c := benchnginx.Config{
+		Path: cfg.Nginx, Dir: filepath.Join(dir, t.name), Listen: listen, Upstream: behind, Connections: maxInFlight, KeepAlive: 2 * cfg.Slots,
+	}
 	if t.name == nginxSlots {
-		limit = fmt.Sprintf(" max_conns=%d", cfg.Slots)
+		c.MaxConns = cfg.Slots
 	}
-	prefix := filepath.Join(dir, t.name)
-	if err := os.MkdirAll(prefix, 0o755); err != nil { // its workers may be another user's
+	argv, err := c.Command()
+	if err != nil {
 		return err
 	}
-	conf := filepath.Join(prefix, "nginx.conf")
-	text := fmt.Sprintf(`daemon off;
-master_process off;
-pid nginx.pid;
-error_log stderr crit;
-events { worker_connections %d; }
-http {
-  access_log off;
-  client_body_temp_path body;
-  proxy_temp_path proxy;
-  fastcgi_temp_path fastcgi;
-  uwsgi_temp_path uwsgi;
-  scgi_temp_path scgi;
-  keepalive_requests 1000000;
-  upstream up { server %s%s; keepalive %d; keepalive_requests 1000000; }
-  server {
-    listen %s backlog=4096;
-    location / {
-      proxy_pass http://up;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_buffering off;
-      proxy_next_upstream off;
-    }
-  }
-}
-`, maxInFlight, strings.TrimPrefix(behind, "http://"), limit, 2*cfg.Slots, listen)
-	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil { // as above
-		return err
-	}
-	return t.launch([]string{cfg.Nginx, "-p", prefix, "-c", conf}, nil, nil)
+	return t.launch(argv, nil, nil)
 }
 
 // await polls an address until it answers 200.

@@ -85,10 +85,23 @@ func upstreamCommand() *cobra.Command {
 func gatewayCommand() *cobra.Command {
 	var cfg gateway.Config
 	var out string
+	var peers []string
 	c := &cobra.Command{
-		Use: "gateway", Short: "Measure what the gateway adds to a request, beside a bare reverse proxy", Args: exactly(0),
-		Example: "  headgate bench gateway --out results --rounds 5 --each 4s",
+		Use: "gateway", Short: "Measure what the gateway adds to a request, beside a bare reverse proxy and nginx", Args: exactly(0),
+		Long: "Send chats and streams to a simulated vLLM directly, through the gateway, through Go's reverse proxy, through nginx where it is\n" +
+			"installed, and through any peer that you have started: each arrives when it is due, whether or not earlier ones were answered.\n\n" +
+			"A peer must pass what it gets on to the simulated vLLM, whose address --upstream says. It serves model \"fake\".",
+		Example: "  headgate bench gateway --quick\n" +
+			"  headgate bench gateway --out results --rounds 5 --each 4s\n" +
+			"  headgate bench gateway --upstream 127.0.0.1:9100 --peer envoy=http://127.0.0.1:10000",
 		RunE: func(c *cobra.Command, _ []string) error {
+			for _, text := range peers {
+				p, err := gateway.ParsePeer(text)
+				if err != nil {
+					return usageError{err}
+				}
+				cfg.Peers = append(cfg.Peers, p)
+			}
 			exe, err := os.Executable()
 			if err != nil {
 				return err
@@ -111,6 +124,11 @@ func gatewayCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&out, "out", "", "folder for gateway.csv and gateway.txt")
+	f.BoolVar(&cfg.Quick, "quick", false, "half a minute of it: whether it works, not how well")
+	f.StringArrayVar(&peers, "peer", nil, "name=URL of another gateway to measure, on a loopback address; may be repeated")
+	f.StringVar(&cfg.PeerKey, "peer-key", "", "bearer token that peers are sent (default: one of Headgate's form)")
+	f.StringVar(&cfg.Upstream, "upstream", "", "address of the simulated vLLM, for peers to be pointed at (default: a free port)")
+	f.StringVar(&cfg.Nginx, "nginx", "", `command of nginx (default: where it is found, else it is left out; "none" leaves it out)`)
 	f.StringVar(&cfg.LiteLLM, "litellm", "", "command of LiteLLM's proxy, to measure it too")
 	f.IntVar(&cfg.Rounds, "rounds", 0, "rounds of measurements (default 5)")
 	f.DurationVar(&cfg.Each, "each", 0, "length of one measurement (default 4s)")
