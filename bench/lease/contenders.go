@@ -12,8 +12,11 @@ type Policy struct {
 	make func(c *Cell) contender // the simulator's
 }
 
-// Headgate is the name of the policy that this is all about.
-const Headgate = "headgate"
+// Headgate is the name of the policy that this is all about, asksEach of the one that is as exact as can be.
+const (
+	Headgate = "headgate"
+	asksEach = "each request asks"
+)
 
 // ours is Headgate's protocol with a Sizer; nil: its own. Where something fails every node is an owner.
 func ours(c *Cell, s lease.Sizer) contender {
@@ -32,7 +35,7 @@ func Policies() []Policy {
 		return func(*Cell) contender { return &counted{every: int64(every)} }
 	}
 	return []Policy{
-		{"each request asks", func(*Cell) contender { return &direct{} }},
+		{asksEach, func(*Cell) contender { return &direct{} }},
 		{"rate/N", func(*Cell) contender { return &split{} }},
 		{"blocks of 5 requests", block(func(c *Cell) float64 { return 5 * c.Mean })},
 		{"blocks of 50 requests", block(func(c *Cell) float64 { return 50 * c.Mean })},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"headgate/cluster"
+	"headgate/limiter"
 )
 
 // The times of the faults. Those of package cluster that it does not export are held against it by TestFaultTimes, or come from
@@ -239,6 +240,25 @@ func (w *world) call(node int, asked, answered, failed func()) {
 			})
 		}
 	})
+}
+
+// Troubles is every cell with a fault that is measured: the first five, one a fault, are what a quick run has of them.
+func Troubles() (cs []Cell) {
+	limits := []Cell{
+		{Name: "100 requests/s", Mean: 1, Limit: limiter.Limit{Rate: limiter.Rate{Count: 100, Per: time.Second}, Burst: 100}},
+		{Name: "20M tokens/min", Mean: 1000, Sigma: 1, Limit: limiter.Limit{Rate: limiter.Rate{Count: 20_000_000, Per: time.Minute}, Burst: 20_000_000 / 6}},
+	}
+	for _, c := range limits {
+		for _, c.Nodes = range []int{4, 16} {
+			for _, c.Load = range []float64{0.9, 2} {
+				for _, c.Fault = range Faults()[1:] {
+					c.Seed, c.For = 1, time.Minute
+					cs = append(cs, c)
+				}
+			}
+		}
+	}
+	return cs
 }
 
 // nodesOf is how many nodes there may be: one more where one joins.

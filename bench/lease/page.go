@@ -25,6 +25,7 @@ type page struct {
 	Policies     []policyRow
 	Behind       []behind
 	Courses      []courseView
+	Troubles     []trouble
 	Engines      []engineRow
 	Again        string
 }
@@ -71,7 +72,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	}
 	p := page{
 		Report: r, When: r.Started.Format("2006-01-02 15:04 MST"), Length: r.Took.Round(time.Second).String(), Seeds: r.seeds(), Again: r.Command,
-		Policies: r.policies(), Behind: r.behinds(), Courses: r.courses(), Engines: r.engines(),
+		Policies: r.policies(), Behind: r.behinds(), Courses: r.courses(), Troubles: r.troubles(), Engines: r.engines(),
 	}
 	p.Cells = len(r.simulated(Headgate))
 	p.Wait = r.scatter("mean wait for a decision, ms", []float64{.001, .01, .1, 1, 10}, func(x *Result) float64 { return float64(x.Mean) / float64(time.Millisecond) })
@@ -94,10 +95,10 @@ func (r *Report) seeds() string {
 	return strings.Join(seen, ", ")
 }
 
-// simulated are a policy's results in virtual time.
+// simulated are a policy's results in virtual time, of cells in which nothing fails.
 func (r *Report) simulated(name string) (out []*Result) {
 	for i := range r.Results {
-		if x := &r.Results[i]; x.Contender == name && x.Engine == Simulated {
+		if x := &r.Results[i]; x.Contender == name && x.Engine == Simulated && x.Fault == NoFault {
 			out = append(out, x)
 		}
 	}
@@ -179,21 +180,6 @@ func (r *Report) behinds() (out []behind) {
 		if name != Headgate {
 			out = append(out, r.duel(name))
 		}
-	}
-	return out
-}
-
-func (r *Report) courses() (out []courseView) {
-	for i := range r.Results {
-		x := &r.Results[i]
-		if x.Course.FaultAt == 0 {
-			continue
-		}
-		recovery := "never out of step for long"
-		if x.Recovery > 0 {
-			recovery = "in step again after " + x.Recovery.Round(10*time.Millisecond).String()
-		}
-		out = append(out, courseView{x.Cell.String(), x.Contender + ", " + x.Engine, recovery, x.Course.picture()})
 	}
 	return out
 }

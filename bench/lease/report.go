@@ -64,10 +64,10 @@ func (r *Result) err() float64 {
 	return e
 }
 
-// of lists a contender's results, cell by cell.
+// of lists a contender's results of cells in which nothing fails, cell by cell.
 func (r *Report) of(name string) (out []Result) {
 	for _, x := range r.Results {
-		if x.Contender == name {
+		if x.Contender == name && x.Fault == NoFault {
 			out = append(out, x)
 		}
 	}
@@ -79,10 +79,14 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	lines := [][]string{{
 		"limit", "burst_s", "nodes", "demand", "load", "contender", "requests", "ideal_refused", "over", "admitted",
 		"admitted_requests", "false_refusals", "trips", "trips_busy", "trips_quiet_s", "keepalives_s", "pushes", "local", "stranded",
+		"fault", "lost", "recovery_s",
 	}}
 	f := func(v float64) string { return strconv.FormatFloat(v, 'f', 4, 64) }
 	for _, x := range r.Results {
-		busy := ""
+		busy, recovery := "", ""
+		if x.Recovery >= 0 {
+			recovery = f(x.Recovery.Seconds())
+		}
 		if x.Busy >= 0 {
 			busy = f(x.Busy)
 		}
@@ -90,6 +94,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 			x.Name, strconv.FormatFloat(x.burst(), 'f', 0, 64), strconv.Itoa(x.Nodes), x.demand(), strconv.FormatFloat(x.Load, 'g', -1, 64),
 			x.Contender, strconv.Itoa(x.Requests), f(x.IdealRefused), f(x.Over), f(x.Admitted),
 			f(x.AdmittedRequests), f(x.FalseRefused), f(x.Trips), busy, f(x.Quiet), f(x.Kept), f(x.Pushed), f(x.Local), f(x.Stranded),
+			string(x.Fault), f(x.Lost), recovery,
 		})
 	}
 	return csv.NewWriter(w).WriteAll(lines)
@@ -116,6 +121,7 @@ trips    questions to the owner a request; keep-alives (one a node pair and 250 
 		r.writeAims(&b, ours)
 	}
 	r.writeDuels(&b, ours)
+	r.writeTroubles(&b)
 	_, err := w.Write(b.Bytes())
 	return err
 }

@@ -14,15 +14,16 @@ import (
 	"headgate/bench/origin"
 )
 
-// Config says what to run. The zero value runs every policy in every cell of Grid, with one seed.
+// Config says what to run. The zero value runs every policy in every cell of Grid and Troubles, with one seed.
 type Config struct {
 	Quick bool // fewer cells: whether it works, not how well
-	// Cells to run instead of Grid's.
+	// Cells to run instead of theirs.
 	Cells []Cell
 	// Policies, Nodes, Loads and Limits leave out what they do not name; Limits by a part of the cell's name. Headgate always runs.
 	Policies, Limits []string
 	Nodes            []int
 	Loads            []float64
+	Faults           []Fault       // only these; NoFault is one
 	RTT              time.Duration // of all cells; 0: as they have it
 	Seed             uint64        // of the first run; 0: 1
 	Seeds            int           // how many runs; 0: one
@@ -41,25 +42,39 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("policy %q is not known: use some of %s", name, strings.Join(known, "; "))
 		}
 	}
+	for _, f := range c.Faults {
+		if !slices.Contains(Faults(), f) {
+			return fmt.Errorf("fault %q is not known: use none or some of %q", f, Faults()[1:])
+		}
+	}
 	if c.Seeds < 0 || c.Seeds > 1000 || c.RTT < 0 || c.RTT > time.Minute {
 		return errors.New("seeds are at most 1000, and a round trip at most a minute")
 	}
 	if len(c.cells()) == 0 {
-		return errors.New("no cell is left: the grid has 4, 16 and 64 nodes, loads of 0.5, 0.9, 1.1, 2 and 10, and limits named as in `10 requests/s`, `1M tokens/min`")
+		return errors.New("no cell is left: the grid has 4, 16 and 64 nodes, loads of 0.5, 0.9, 1.1, 2 and 10, limits named as in `10 requests/s`, `1M tokens/min`, and faults 4 and 16 nodes and loads of 0.9 and 2")
 	}
 	return nil
 }
 
 // quickly is how many cells Quick leaves out for each that it runs.
-const quickly = 7
+const quickly = 13
 
 func (c *Config) cells() (out []Cell) {
 	all := c.Cells
 	if all == nil {
-		all = Grid()
+		for i, cell := range Grid() {
+			if !c.Quick || i%quickly == 0 {
+				all = append(all, cell)
+			}
+		}
+		troubles := Troubles()
+		if c.Quick {
+			troubles = troubles[:len(Faults())-1]
+		}
+		all = append(all, troubles...)
 	}
-	for i, cell := range all {
-		skip := c.Quick && c.Cells == nil && i%quickly != 0 ||
+	for _, cell := range all {
+		skip := len(c.Faults) > 0 && !slices.Contains(c.Faults, cell.Fault) ||
 			len(c.Nodes) > 0 && !slices.Contains(c.Nodes, cell.Nodes) || len(c.Loads) > 0 && !slices.Contains(c.Loads, cell.Load) ||
 			len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(part string) bool { return strings.Contains(cell.Name, part) })
 		if skip {

@@ -18,6 +18,7 @@ type leaseFlags struct {
 	cfg              benchlease.Config
 	out, compare     string
 	large            bool
+	faults           []string
 	trace, tenantsBy string
 	first            time.Duration
 	replay           benchtrace.Config
@@ -42,12 +43,13 @@ func leaseCommand() *cobra.Command {
 	}
 	s := c.Flags()
 	s.StringVar(&f.out, "out", "", "folder for the report (default: headgate-bench-lease in the folder for temporary files)")
-	s.BoolVar(&f.cfg.Quick, "quick", false, "a seventh of the cells: whether it works, not how well; under a minute")
+	s.BoolVar(&f.cfg.Quick, "quick", false, "a 13th of the cells: whether it works, not how well; under a minute")
 	s.StringVar(&f.compare, "compare", "", "lease.json of an earlier run, to say what has changed since")
 	s.StringSliceVar(&f.cfg.Policies, "policy", nil, "ways to run beside headgate, such as 'rate/N' (default all)")
 	s.StringSliceVar(&f.cfg.Limits, "limit", nil, "only limits with this in their name, such as 'tokens/min' (default all)")
 	s.IntSliceVar(&f.cfg.Nodes, "nodes", nil, "only so many nodes: 4, 16, 64 (default all); of a trace any (default 4)")
 	s.Float64SliceVar(&f.cfg.Loads, "load", nil, "only these loads, in times the limit: 0.5, 0.9, 1.1, 2, 10 (default all)")
+	s.StringSliceVar(&f.faults, "fault", nil, "only these: none, 'owner crash', 'holder crash', partition, join, 'rolling restart' (default all; of a trace none)")
 	s.DurationVar(&f.cfg.RTT, "rtt", 0, "of a message and its answer (default 2ms)")
 	s.Uint64Var(&f.cfg.Seed, "seed", 1, "draws the demand")
 	s.IntVar(&f.cfg.Seeds, "seeds", 1, "how many seeds, from --seed on")
@@ -64,6 +66,12 @@ func leaseCommand() *cobra.Command {
 func (f *leaseFlags) run(c *cobra.Command) error {
 	f.cfg.Command = "headgate " + strings.Join(os.Args[1:], " ")
 	f.cfg.Progress = &benchlease.Progress{W: c.ErrOrStderr(), Terminal: isTerminal(c.ErrOrStderr())}
+	for _, name := range f.faults {
+		if name == "none" {
+			name = string(benchlease.NoFault)
+		}
+		f.cfg.Faults = append(f.cfg.Faults, benchlease.Fault(name))
+	}
 	var notes []string
 	switch {
 	case f.large && f.trace != "":
@@ -122,7 +130,7 @@ func (f *leaseFlags) cells() (notes []string, err error) {
 			return nil, fmt.Errorf("--tenants-by: %w", err)
 		}
 	}
-	f.replay.Nodes, f.replay.RTT, f.replay.Seed = f.cfg.Nodes, f.cfg.RTT, f.cfg.Seed
+	f.replay.Nodes, f.replay.RTT, f.replay.Seed, f.replay.Faults = f.cfg.Nodes, f.cfg.RTT, f.cfg.Seed, f.cfg.Faults
 	if f.cfg.Cells, err = t.Cells(f.replay); err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
