@@ -4,7 +4,7 @@ BIN     := bin/headgate
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 UPSTREAM ?=
 
-.PHONY: run build test race fuzz sim system lint generate bench soak test-vllm
+.PHONY: run build test race fuzz sim system lint generate bench bench-full soak test-vllm
 
 NODES ?= 3
 run: build ## NODES nodes before a simulated vLLM, or before UPSTREAM=http://…
@@ -67,27 +67,48 @@ lint: ## golangci-lint, built once into .cache
 	@test -x .cache/golangci-lint || GOBIN=$(CURDIR)/.cache $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT)
 	.cache/golangci-lint run ./...
 
-bench: build ## speed and memory, as ratios against peers in the same run; results in bench/results; TRACE=FILE replays conversations to prefix caches
+bench: build ## speed and memory, as ratios against peers in the same run, bounded for twenty minutes on two cores; results in bench/results; TRACE=FILE replays conversations to prefix caches
+	$(go-benchmarks)
+	$(GO) run ./bench/money -rounds 2 -out bench/results
+	$(BIN) bench cache --rounds 3 --each 1s --seeds 5 --builds 1 --out bench/results
+	$(BIN) bench lease --quick --out bench/results
+	$(BIN) bench gateway --rounds 3 --each 1s --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
+	$(BIN) bench cluster --quick --out bench/results
+	$(BIN) bench overload --quick --out bench/results
+	$(if $(TRACE),$(GO) run ./bench/affinity -trace $(TRACE) -out bench/results)
+
+bench-full: COUNT := 5
+bench-full: BENCHTIME := 1s
+bench-full: build ## the same at length, and the large cells: unattended, an hour and more
+	$(go-benchmarks)
+	$(GO) run ./bench/money -out bench/results
+	$(BIN) bench cache --out bench/results
+	$(BIN) bench cache --only vectors --vectors 100000 --builds 1 --rounds 3 --out bench/results
+	$(BIN) bench cache --only vectors --of-questions --builds 1 --rounds 3 --out bench/results
+	$(BIN) bench lease --out bench/results
+	$(BIN) bench lease --large --out bench/results/large
+	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
+	$(BIN) bench cluster --out bench/results
+	$(BIN) bench overload --out bench/results
+	$(if $(TRACE),$(GO) run ./bench/affinity -trace $(TRACE) -out bench/results)
+
+COUNT     ?= 3
+BENCHTIME ?= 0.3s
+define go-benchmarks
 	$(call benchmarks,decision,./bench/lease ./proxy/openai,^Benchmark(Decision|Memory|Stream|Scanner|Meter)$$)
 	$(call benchmarks,lease-speed,./bench/lease,^Benchmark(Leased|Asked|Redis|KeepAlive|Tenants)$$)
 	$(call benchmarks,ring,./cluster,^Benchmark(RingLookup|NewRing|MayGrant)$$)
 	$(call benchmarks,ledger,./cluster/ledger ./bench/ledger,.)
-	$(GO) run ./bench/money -out bench/results
 	$(call benchmarks,embed,./cache/embed,^BenchmarkEmbed)
 	$(call benchmarks,semantic-lookup,./cache/semantic,.)
-	$(BIN) bench cache --out bench/results
-	$(BIN) bench lease --out bench/results
-	$(BIN) bench gateway --out bench/results $(if $(LITELLM),--litellm $(LITELLM))
-	$(BIN) bench cluster --out bench/results
 	$(call benchmarks,admission,./proxy/queue ./proxy/dispatch ./proxy/upstream ./proxy/affinity ./proxy/route,.)
-	$(BIN) bench overload --out bench/results
-	$(if $(TRACE),$(GO) run ./bench/affinity -trace $(TRACE) -out bench/results)
+endef
 
-# benchmarks RESULT,PACKAGES,PATTERN: five runs of Go benchmarks into bench/results/RESULT.txt
+# benchmarks RESULT,PACKAGES,PATTERN: COUNT runs of Go benchmarks into bench/results/RESULT.txt
 define benchmarks
 @mkdir -p bench/results
 @echo "commit $$(git rev-parse HEAD), $$(date -u +%Y-%m-%d), $$(nproc) cores, load $$(cut -d' ' -f1 /proc/loadavg)" >bench/results/$(1).txt
-$(GO) test -run '^$$' -bench '$(3)' -benchmem -count 5 -timeout 60m $(2) >>bench/results/$(1).txt || { tail -20 bench/results/$(1).txt; exit 1; }
+$(GO) test -run '^$$' -bench '$(3)' -benchmem -count $(COUNT) -benchtime $(BENCHTIME) -timeout 60m $(2) >>bench/results/$(1).txt || { tail -20 bench/results/$(1).txt; exit 1; }
 @cat bench/results/$(1).txt
 endef
 
