@@ -134,7 +134,8 @@ func TestHitsCostRequestsAndSlots(t *testing.T) {
 						case proxy.Concurrency:
 							want = 0
 						}
-						if got := w.spent(l) - before[l.Bucket]; got != want {
+						const refills = 1000 // billionths of a dollar, while a slow machine gets here
+						if got := w.spent(l) - before[l.Bucket]; got > want || got < want && (l.Unit != proxy.USD || got < want-refills) {
 							t.Errorf("hit %d took %d of %s, want %d", i, got, l.Bucket, want)
 						}
 					}

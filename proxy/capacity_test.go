@@ -681,6 +681,27 @@ func TestPausesAreOutlasted(t *testing.T) {
 	}
 }
 
+// TestHeldStreamsShowSigns: who waits for a paused backend is shown that somebody is there, as in the queue.
+func TestHeldStreamsShowSigns(t *testing.T) {
+	var n atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if n.Add(1) == 1 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, `data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+	}))
+	defer server.Close()
+	w := newWorld(t, setup{keepAlive: 10 * time.Millisecond, backends: []upstream.Backend{{Name: "vllm", URL: server.URL, Slots: 1}}})
+	w.do(call{body: streamed}).want(t, 429)
+	if a := w.do(call{body: streamed}).want(t, 200); strings.Count(a.body, ": waiting") < 3 || !strings.Contains(a.body, "[DONE]") {
+		t.Errorf("%s", clip(a.body))
+	}
+}
+
 // TestTrialsAreAwaited: while a breaker lets one request through to see, the others wait for what it finds.
 func TestTrialsAreAwaited(t *testing.T) {
 	t.Parallel()

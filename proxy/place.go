@@ -264,7 +264,7 @@ func (x *exchange) queue(tried []string) (*dispatch.Grant, error) {
 			return changed, x.moved(places, tried)
 		},
 	}
-	if every := x.snap.KeepAlive; every > 0 && x.in.Stream && !x.recording && !x.cache.early {
+	if every := x.keepsAlive(); every > 0 {
 		l.ticket.TickEvery, l.ticket.Tick = every, x.keepAlive
 	}
 	ctx, cancel := context.WithCancelCause(x.r.Context())
@@ -309,6 +309,14 @@ func (x *exchange) moved(places []queue.Place, tried []string) bool {
 		}
 	}
 	return false
+}
+
+// keepsAlive is how often somebody is shown that they are waited for; 0: never.
+func (x *exchange) keepsAlive() time.Duration {
+	if !x.in.Stream || x.recording || x.cache.early {
+		return 0
+	}
+	return x.snap.KeepAlive
 }
 
 // keepAlive shows whoever is between the client and us that somebody is there: a comment, which
@@ -386,15 +394,26 @@ func (x *exchange) holdOn(changed <-chan struct{}, most time.Duration) bool {
 	}()
 	t := time.NewTimer(most)
 	defer t.Stop()
-	select {
-	case <-changed:
-	case <-t.C:
-	case <-x.r.Context().Done():
-		return false
-	case <-x.p.uncut.Done():
-		return false
+	var tick <-chan time.Time
+	if every := x.keepsAlive(); every > 0 {
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		tick = ticker.C
 	}
-	return true
+	for {
+		select {
+		case <-changed:
+			return true
+		case <-t.C:
+			return true
+		case <-tick:
+			x.keepAlive()
+		case <-x.r.Context().Done():
+			return false
+		case <-x.p.uncut.Done():
+			return false
+		}
+	}
 }
 
 // again says whether the request may be sent to another backend after err.

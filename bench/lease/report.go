@@ -67,7 +67,7 @@ func (r *Result) err() float64 {
 // of lists a contender's results of cells in which nothing fails, cell by cell.
 func (r *Report) of(name string) (out []Result) {
 	for _, x := range r.Results {
-		if x.Contender == name && x.Fault == NoFault {
+		if x.Contender == name && x.Engine == Simulated && x.Fault == NoFault {
 			out = append(out, x)
 		}
 	}

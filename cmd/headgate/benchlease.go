@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	benchlease "headgate/bench/lease"
+	"headgate/bench/lease/live"
 	benchtrace "headgate/bench/trace"
 )
 
@@ -17,7 +18,7 @@ import (
 type leaseFlags struct {
 	cfg              benchlease.Config
 	out, compare     string
-	large            bool
+	large, real      bool
 	faults           []string
 	trace, tenantsBy string
 	first            time.Duration
@@ -54,6 +55,7 @@ func leaseCommand() *cobra.Command {
 	s.Uint64Var(&f.cfg.Seed, "seed", 1, "draws the demand")
 	s.IntVar(&f.cfg.Seeds, "seeds", 1, "how many seeds, from --seed on")
 	s.BoolVar(&f.large, "large", false, "a thousand nodes, a million tenants and 24 million requests instead; some minutes")
+	s.BoolVar(&f.real, "real", false, "a few cells instead, with real nodes in one process beside the simulated ones; a minute and a half")
 	s.StringVar(&f.trace, "trace", "", "replay this: a file, azure or mooncake")
 	s.StringVar(&f.tenantsBy, "tenants-by", "", "whose requests of a trace are whose: file, even:K or zipf:K[:SKEW] (default: as it says, else zipf:20)")
 	s.DurationVar(&f.first, "first", 0, "only so much of a trace (default all)")
@@ -74,8 +76,13 @@ func (f *leaseFlags) run(c *cobra.Command) error {
 	}
 	var notes []string
 	switch {
-	case f.large && f.trace != "":
-		return usageError{fmt.Errorf("--large and --trace: it is one or the other")}
+	case f.large && (f.real || f.trace != "") || f.real && f.trace != "":
+		return usageError{fmt.Errorf("--large, --real and --trace: it is one of them")}
+	case f.real:
+		f.cfg.Cells, f.cfg.Policies = live.Cells(), live.Policies()
+		for i := range f.cfg.Cells {
+			f.cfg.Cells[i].Name += " for " + f.cfg.Cells[i].For.String()
+		}
 	case f.large:
 		f.cfg.Cells, f.cfg.Policies = []benchlease.Cell{benchlease.Large()}, []string{benchlease.Headgate}
 		notes = []string{"each tenant's requests come to eight of the nodes; buckets are simulated one by one, and messages that several would share are counted as if none did"}
@@ -100,6 +107,11 @@ func (f *leaseFlags) run(c *cobra.Command) error {
 		return err
 	}
 	report.Notes = notes
+	if f.real {
+		if err := f.runReal(c, report); err != nil {
+			return err
+		}
+	}
 	if f.out == "" {
 		f.out = filepath.Join(os.TempDir(), "headgate-bench-lease")
 	}
@@ -154,4 +166,24 @@ func isTerminal(w any) bool {
 	}
 	info, err := f.Stat()
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// runReal adds what real nodes make of the cells that were simulated.
+func (f *leaseFlags) runReal(c *cobra.Command, report *benchlease.Report) error {
+	var cells []benchlease.Cell
+	for i := range report.Results {
+		if r := &report.Results[i]; r.Contender == benchlease.Headgate {
+			cells = append(cells, r.Cell)
+		}
+	}
+	results, err := live.SideBySide(c.Context(), live.Config{Cells: cells, Policies: []string{benchlease.Headgate, "each request asks"}, Tell: func(engine, policy string, cell *benchlease.Cell) {
+		fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s\n", engine, policy, cell)
+	}})
+	if err != nil {
+		return err
+	}
+	for i := 1; i < len(results); i += 2 { // the simulator's before each are in the report already
+		report.Results = append(report.Results, results[i])
+	}
+	return nil
 }
