@@ -49,7 +49,8 @@
 // The pauses of breakers, ejections and of coming up again share one count of how often an
 // endpoint failed soon after it had come back, of which each calm minute forgives one: one
 // that flaps each second is tried ever more rarely, and one crash with fifty requests in
-// flight counts once.
+// flight counts once. Where requests come and no other endpoint takes them, it is looked
+// after each five seconds all the same: rarely is for where there is something better.
 //
 // # Outliers
 //
@@ -101,7 +102,8 @@
 // # How it fails
 //
 // With no live endpoint Candidates says [ErrNoBackend]; where the live ones asked to be
-// left alone or start slowly, [PausedError]. [Pool.Changed] tells those who wait. A name
+// left alone, start slowly, or have a request out that shows whether the breaker may close,
+// [PausedError]. [Pool.Changed] tells those who wait. A name
 // that stops resolving keeps its last addresses; certificate and key files that cannot be
 // read keep the last good ones; both are logged. Nothing blocks on a dead backend longer
 // than the dial timeout.
