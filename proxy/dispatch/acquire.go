@@ -72,7 +72,7 @@ type Grant struct {
 	class  queue.Class
 	over   atomic.Bool
 
-	refused atomic.Bool
+	refused, failed atomic.Bool
 }
 
 // Acquire waits until the request may run at one of its places, and holds slots there. It returns at once

@@ -210,9 +210,9 @@ func (g *Grant) Pushback(after time.Duration) {
 	g.d.note(g.e)
 }
 
-// Failed says that the backend failed the request.
+// Failed says that the backend failed the request. Only the first call counts: what is wrong may show more than once.
 func (g *Grant) Failed() {
-	if g.e != nil {
+	if g.e != nil && g.failed.CompareAndSwap(false, true) {
 		g.e.failures.Add(1)
 		g.d.note(g.e)
 	}

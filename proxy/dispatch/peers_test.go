@@ -255,6 +255,7 @@ func TestLearns(t *testing.T) {
 					g.Answered(20 * time.Millisecond)
 					g.Pushback(5 * time.Second)
 					g.Failed()
+					g.Failed() // is the same failure
 					time.Sleep(100 * time.Millisecond)
 					g.Release()
 				})
